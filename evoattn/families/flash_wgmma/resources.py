@@ -389,9 +389,10 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
-PART_WAIT = 500
-"""Clocks: of a part whose sum is added to that of those before. On an H100 three of them took 20 % of 1,566 keys more
-with one warpgroup, and half a tile's time each with three (`D=64`)."""
+PART_WAIT, LEFT_WAIT = 500, 5000
+"""Clocks: of a part whose sum is added to that of those before; of one that a block leaves in global memory. On an H100
+three of the former took 20 % of 1,566 keys more with one warpgroup, and half a tile's time each with three (`D=64`). On
+an H200 blocks that leave parts took 3 µs more than without this, and 2.5 µs for each further part, at 17 problems."""
 BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
@@ -525,6 +526,8 @@ def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Ste
     results, added = (max(split, parts(problem, genes)), 0) if split > 1 else (1, parts(problem, genes) - 1)
     merges = 2 * (results - 1) / split * groups * result_bytes(problem)  # all but one are written, and read
     merge_wait = MEMORY_WAIT if in_memory else CLUSTER_WAIT if split > 1 else 0
+    if in_memory and genes.PART_TILES:
+        merge_wait += LEFT_WAIT * math.ceil(results / split)
     return Step(
         instructions=rows * value_dim / WARP * (1.5 + 3 * added) + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * ELEMENT_BYTES + (0 if in_memory else merges),
