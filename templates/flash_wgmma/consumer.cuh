@@ -138,7 +138,7 @@ private:
     const bool rescale =
         softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
             state, s, scale_of_scores(), factor, [&] {
-              if constexpr (RESCALE == Rescale::LAZY_AFTER) {
+              if constexpr (looks_back(RESCALE)) {
                 scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
                                                 thread / 32, lane);
               }
@@ -197,7 +197,7 @@ private:
     wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
     if constexpr (!OVERLAP) pass_turn();
-    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
+    if constexpr (!looks_back(RESCALE)) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
     // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
     // copy's writes.
@@ -206,7 +206,7 @@ private:
     }
     const bool rescale = softmax<FIRST, MASKED>(ring.stage);
     key_tile -= KEY_STEP;
-    if constexpr (RESCALE == Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
+    if constexpr (looks_back(RESCALE)) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
   }
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.

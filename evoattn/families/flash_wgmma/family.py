@@ -143,7 +143,7 @@ class FlashWgmma(Family):
         one block and by several; of one part nothing is added up."""
         genes = FlashWgmmaGenes.of(config)
         shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
-        if shared or problem.blocks:
+        if shared or problem.blocks or (genes.RESCALE == "lazy_after" and not problem.batch_invariant):
             return None
         one = {"PART_TILES": 0} if parts(problem, genes) == 1 else {}
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
@@ -152,6 +152,8 @@ class FlashWgmma(Family):
         genes = FlashWgmmaGenes.of(config)
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
+        if problem.batch_invariant and rescale == "LAZY_AFTER":
+            rescale = "LAZY_ROWS"
         split = cluster_blocks(problem, genes)
         return {
             "CLUSTER": split,

@@ -17,9 +17,13 @@ using False = Flag<false>;
 enum class Rescale {
   ALWAYS,      // shift = row maximum; O and sums are rescaled after every tile
   LAZY,        // shift = LAZY_OCTAVES above the first maximum; O and sums are rescaled only if a score reaches it
-  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again, and
-               // the rows whose sum it is raised to their maximum
+  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again and
+               // treated as ALWAYS
+  LAZY_ROWS,   // as LAZY_AFTER, but only the rows whose sum it is are raised, by the same operations in masked tiles
 };
+constexpr __device__ __forceinline__ bool looks_back(Rescale rescale) {
+  return rescale == Rescale::LAZY_AFTER || rescale == Rescale::LAZY_ROWS;
+}
 
 constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 // What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
@@ -125,7 +129,7 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
   }
 }
 
-// LAZY_AFTER: which of a lane's rows have probabilities that are too high, by sums of a tile of their four lanes.
+// LAZY_ROWS: which of a lane's rows have probabilities that are too high, by sums of a tile of their four lanes.
 template <class Range> __device__ __forceinline__ void find_high_rows(const float (&sum)[2], bool (&high)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -165,12 +169,11 @@ __device__ __forceinline__ bool raise_in_masked(RowState& state, const float (&s
   return high[0] || high[1];
 }
 
-// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; of LAZY_AFTER so that sums are
-// not too high, and unless MASKED by `softmax_tile`. Returns whether O must be multiplied by `factor`, the same for all
-// lanes of the warp. FIRST: the first tile, O is still 0. MASKED: some row may see none or the first of its keys in
-// this tile.
+// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; if `looks_back` by
+// `softmax_tile`, unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of
+// the warp. FIRST: the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
 //
-// What becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on other rows: a row
+// But for LAZY_AFTER what becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on other rows: a row
 // that has seen no key takes the first maximum, every other one is raised by the same operations in the same order.
 // Products are not to be fused with the sum behind them, as the compiler may in one case and not in another:
 // `__fmul_rn`.
@@ -189,7 +192,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row];
       const float scaled = Range::TOP ? fmaf(maximum[row], scale, -float(Range::TOP)) : __fmul_rn(maximum[row], scale);
-      const bool is_set = RESCALE == Rescale::LAZY_AFTER && !FIRST && old_shift > NO_KEYS;
+      const bool is_set = RESCALE == Rescale::LAZY_ROWS && !FIRST && old_shift > NO_KEYS;
       const bool higher = exceeds<KEEP_NAN>(scaled, old_shift) && !is_set;
       state.shift[row] = !LAZY ? greater<KEEP_NAN>(scaled, old_shift) : higher ? scaled + LAZY_OCTAVES : old_shift;
       state.shift[row] = finite_or_nan<KEEP_NAN>(state.shift[row]);
@@ -204,7 +207,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
         rescale |= RISES ? rise[row] != 0.f : higher;
       }
     }
-    if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST) {
+    if constexpr (RESCALE == Rescale::LAZY_ROWS && !FIRST) {
       rescale |= raise_in_masked<Range>(state, s, maximum, scale, factor);
       subtracted[0] = state.shift[0], subtracted[1] = state.shift[1];
     }
@@ -256,7 +259,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]
   if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
 }
 
-// LAZY_AFTER: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the contrary.
+// If it `looks_back`: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the contrary.
 template <class Range> __device__ __forceinline__ bool too_high(const float (&sum)[2]) {
   return __any_sync(ALL_LANES, !(sum[0] <= Range::HIGHEST && sum[1] <= Range::HIGHEST));
 }
@@ -268,7 +271,7 @@ template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKE
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
-  if constexpr (RESCALE != Rescale::LAZY_AFTER) {
+  if constexpr (!looks_back(RESCALE) || (RESCALE == Rescale::LAZY_AFTER && (FIRST || MASKED))) {
     exponentiate<EIGHTHS, Range>(s, state.sum);
     return rescale;
   }
@@ -278,14 +281,19 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
     rescale = too_high<Range>(sum);
     if (rescale) {
       bool high[2];
-      find_high_rows<Range>(sum, high);
+      if constexpr (RESCALE == Rescale::LAZY_ROWS) find_high_rows<Range>(sum, high);
       scores_again();
-      float maximum[2];
-      row_max<false, false>(s, maximum);
-      factor[0] = factor[1] = 1.f, sum[0] = sum[1] = 0.f;
-      raise_high_rows(state, high, maximum, scale, factor);
+      if constexpr (RESCALE == Rescale::LAZY_AFTER) {
+        shift_scores<Rescale::ALWAYS, 0, false, false, EIGHTHS, Range>(state, s, scale, factor);
+      } else {
+        float maximum[2];
+        row_max<false, false>(s, maximum);
+        factor[0] = factor[1] = 1.f;
+        raise_high_rows(state, high, maximum, scale, factor);
 #pragma unroll
-      for (int i = 0; i < FLOATS; ++i) s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
+        for (int i = 0; i < FLOATS; ++i) s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
+      }
+      sum[0] = sum[1] = 0.f;
       exponentiate<EIGHTHS, Range>(s, sum);
     }
   }
