@@ -173,10 +173,10 @@ __device__ __forceinline__ bool raise_in_masked(RowState& state, const float (&s
 // `softmax_tile`, unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of
 // the warp. FIRST: the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
 //
-// But for LAZY_AFTER what becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on other rows: a row
-// that has seen no key takes the first maximum, every other one is raised by the same operations in the same order.
-// Products are not to be fused with the sum behind them, as the compiler may in one case and not in another:
-// `__fmul_rn`.
+// But for LAZY_AFTER what becomes of a row is the same whether its tile is FIRST, MASKED or neither, which depends on
+// other rows: a row that has seen no key takes the first maximum, every other one is raised by the same operations in
+// the same order. Products are not to be fused with the sum behind them, as the compiler may in one case and not in
+// another: `__fmul_rn`.
 template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int EIGHTHS, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool KEEP_NAN = EIGHTHS > 0;
@@ -259,7 +259,8 @@ __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]
   if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
 }
 
-// If it `looks_back`: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the contrary.
+// If it `looks_back`: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the
+// contrary.
 template <class Range> __device__ __forceinline__ bool too_high(const float (&sum)[2]) {
   return __any_sync(ALL_LANES, !(sum[0] <= Range::HIGHEST && sum[1] <= Range::HIGHEST));
 }
