@@ -16,7 +16,7 @@ lengthens code where it shortened it before. Between them the configs have most 
 mutants that the file has are passed over, so that a long run may be done in pieces. Survivors that are known, with the
 reason, are in tests/mutation/reasons.yaml; the exit code is 1 if one is not. Some 0.5 s of a core per mutant.
 
-With `--python` the tests of a room (`python_mutants.ROOMS`) are to notice the faults: those of above, a keyword
+With `--python` the tests of a room (`rooms.ROOMS`) are to notice the faults: those of above, a keyword
 argument or a part of a key left out, and a name in place of its neighbour's. A line per mutant (killed, survived, or
 timeout, which counts as killed) and the share killed per room; the exit code is 1 if a room is under 85 %. Works on a
 copy of the tracked files, at best under `nice -n 15`.
@@ -36,7 +36,7 @@ from pathlib import Path
 from evoattn.families.registry import FAMILIES
 from evoattn.model.space import ConfigError
 from tests.mutation import python_mutants, variants
-from tests.mutation.python_mutants import ROOMS
+from tests.mutation.rooms import ROOMS
 from tests.mutation.settings import Setting, drawn_settings, with_lines, with_most_lines
 from tests.mutation.sources import Mutant, in_turn, mutants_of
 from tests.mutation.table import load_reasons, load_verdicts, survivors, table

@@ -1,72 +1,102 @@
-"""Which files of tests call which functions of evoattn, so that a mutant meets those alone that can notice it."""
+"""Which tests run which statements of evoattn, so that a mutant meets those alone that can notice it."""
 
 import ast
+import json
+import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 
-Called = dict[str, list[tuple[int, int]]]
-"""By file relative to the sources: first and last line of each function that ran. The file `""` is there if processes
-were started, of whose functions nothing is known."""
-STARTS = "multiprocessing/process.py"
-"""Whose `start` no audit hook hears of where it spawns."""
-FAST = sys.version_info >= (3, 12)
-"""A function is heard of once: the interpreter of PTX runs as fast as it does unwatched."""
+Place = tuple[str, int, int]
+"""A file relative to the sources, and the first and last line of a statement of it, or of its head."""
+WATCHED = "EVOATTN_WATCHED"
+"""Holds JSON for the processes that tests start: the folder of the sources, a file to write to, and the places."""
 
 
 class Calls:
-    """Keeps the functions below a folder that this process calls, from now on."""
+    """Keeps which of some places below a folder this process runs, and the processes that it starts, which add theirs
+    to a file."""
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._codes, self._starts = f"{root}/", set[CodeType](), False
-        sys.addaudithook(self._hear)
+    def __init__(self, root: Path, said: Path, places: Iterable[Place], started: bool = False) -> None:
+        self._places: dict[str, list[tuple[int, int, int]]] = {}
+        for number, (file, first, last) in enumerate(places):
+            self._places.setdefault(f"{root}/{file}", []).append((first, last, number))
+        self._said, self._seen, self._read = said, set[int](), 0
+        self._child = started
+        os.register_at_fork(after_in_child=self._forked)
         if sys.version_info >= (3, 12):
-            monitoring = sys.monitoring
-            begins = monitoring.events.PY_START
-
-            def begin(code: CodeType, _: int) -> object:
-                self._codes.add(code)
-                return monitoring.DISABLE
-
-            monitoring.use_tool_id(monitoring.PROFILER_ID, "calls")
-            monitoring.register_callback(monitoring.PROFILER_ID, begins, begin)
-            monitoring.set_events(monitoring.PROFILER_ID, begins)
+            events = sys.monitoring.events
+            sys.monitoring.use_tool_id(sys.monitoring.PROFILER_ID, "calls")
+            sys.monitoring.register_callback(sys.monitoring.PROFILER_ID, events.PY_START, self._begin)
+            sys.monitoring.register_callback(sys.monitoring.PROFILER_ID, events.LINE, self._line)
+            sys.monitoring.set_events(sys.monitoring.PROFILER_ID, events.PY_START)
         else:
             threading.settrace(self._see)
             sys.settrace(self._see)
 
+    def _forked(self) -> None:
+        self._child = True
+
+    def _add(self, numbers: Iterable[int]) -> None:
+        new = {*numbers} - self._seen
+        self._seen |= new
+        if self._child and new:
+            with self._said.open("a") as file:
+                file.write("".join(f"{number}\n" for number in new))
+
+    if sys.version_info >= (3, 12):
+
+        def _begin(self, code: CodeType, _: int) -> object:
+            if self._within(code):  # its lines are heard of one by one, each once
+                sys.monitoring.set_local_events(sys.monitoring.PROFILER_ID, code, sys.monitoring.events.LINE)
+            return sys.monitoring.DISABLE
+
+        def _line(self, code: CodeType, line: int) -> object:
+            places = self._places.get(code.co_filename, ())
+            self._add(number for first, last, number in places if first <= line <= last)
+            return sys.monitoring.DISABLE
+
     def _see(self, frame: FrameType, event: str, _: object) -> None:
-        self._codes.add(frame.f_code)
+        if frame.f_code.co_filename in self._places:
+            self._add(self._within(frame.f_code))
 
-    def _hear(self, event: str, words: tuple[object, ...]) -> None:
-        python = event == "subprocess.Popen" and "python" in f"{words[:2]}"
-        self._starts = self._starts or python or event == "os.fork"
+    def _within(self, code: CodeType) -> list[int]:
+        """The places of a function."""
+        if code.co_name == "<module>" or code.co_filename not in self._places:
+            return []
+        lines = [line for _, _, line in code.co_lines() if line]
+        first, last = min(lines, default=0), max(lines, default=0)
+        return [n for begin, end, n in self._places[code.co_filename] if begin <= last and first <= end]
 
-    def found(self) -> Called:
-        """What ran until now; threads that still run may add to it."""
-        codes = self._codes.copy()
-        starts = any(code.co_filename.endswith(STARTS) and code.co_name == "start" for code in codes)
-        found: Called = {"": []} if self._starts or starts else {}
-        for code in codes:
-            lines = [line for _, _, line in code.co_lines() if line]
-            if code.co_filename.startswith(self._root) and code.co_name != "<module>" and lines:
-                found.setdefault(code.co_filename.removeprefix(self._root), []).append((min(lines), max(lines)))
-        return found
+    def take(self) -> list[int]:
+        """The numbers of the places that ran since this was called last."""
+        text = self._said.read_text() if self._said.exists() else ""
+        found = self._seen | {int(number) for number in text[self._read : text.rfind("\n") + 1].split()}
+        self._read, self._seen = text.rfind("\n") + 1, set()
+        if sys.version_info >= (3, 12):
+            sys.monitoring.restart_events()
+        return sorted(found)
 
 
-def callers(called: Mapping[str, Called], file: str, text: str, line: int) -> list[str] | None:
-    """The files of tests that run the function at a line of a file, or start processes; None for a line of no function,
-    which each import runs."""
+def watch_this_process() -> None:
+    """Of one that a test started: see `WATCHED`."""
+    if words := os.environ.get(WATCHED):
+        root, said, places = json.loads(words)
+        Calls(Path(root), Path(said), map(tuple, places), started=True)
+
+
+def place_of(file: str, text: str, line: int) -> Place | None:
+    """The statement of a function at a line of a file, of one that holds others its head; None for a line of no
+    function, which each import runs."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, functions)]
-    around = [node for node in found if node.lineno < line <= (node.end_lineno or 0)]
-    if not around:
+    nodes = list(ast.walk(ast.parse(text)))
+    if not any(n.body[0].lineno <= line <= (n.end_lineno or 0) for n in nodes if isinstance(n, functions)):
         return None
+    around = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
     inside = max(around, key=lambda node: node.lineno)
-    return [
-        test
-        for test, files in called.items()
-        if "" in files or any(first <= inside.body[0].lineno <= last for first, last in files.get(file, ()))
-    ]
+    body = getattr(inside, "body", None)
+    if body and line >= body[0].lineno:  # a line between its parts: `except`, `case`
+        return file, line, line
+    return file, inside.lineno, max(inside.lineno, body[0].lineno - 1) if body else inside.end_lineno or line

@@ -15,180 +15,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_faults import faults_of
-from tests.mutation.python_lines import FAST, Called, Calls, callers
+from tests.mutation.python_lines import WATCHED, Calls, Place, place_of
+from tests.mutation.rooms import ROOMS
 
 WANTED = 0.95
 """The share of a room's mutants, but for equivalent ones, that its tests are to notice."""
-FINAL_TESTS = (
-    "tests/search/test_finals.py::test_the_best_starting_config_takes_part_in_the_final",
-    "tests/search/test_finals.py::test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard",
-)
-
-
-ANSWERS = "tests/correctness/test_facts_of_answers.py"
-"""Digests of the inputs and answers of checks."""
-DECISIONS = "tests/families/test_decisions.py"
-"""Digests of what is decided of kernels: it notices most faults of what makes them, in seconds."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """Files, and the tests that are to notice a fault in them: files, folders, tests or patterns of them."""
-
-    files: tuple[str, ...]
-    tests: tuple[str, ...]
-
-
-ROOMS = {
-    "search": Room(("evoattn/search/*.py",), ("tests/search", "tests/cli/test_try.py", "tests/export/test_command.py")),
-    "finals": Room(
-        ("evoattn/engine/finals.py", "evoattn/search/finalists.py"),
-        ("tests/search/test_finalists.py", "tests/cheats/test_contest.py", *FINAL_TESTS),
-    ),
-    "ranking": Room(("evoattn/timing/ranking.py",), ("tests/timing/test_ranking.py",)),
-    "storage": Room(("evoattn/storage/*.py",), ("tests/storage",)),
-    "samplers": Room(("evoattn/samplers/*.py",), ("tests/samplers",)),
-    "benchmark": Room(
-        ("evoattn/timing/benchmark.py",),
-        (
-            "tests/timing/test_benchmark.py",
-            "tests/timing/test_timer.py",
-            "tests/cheats/test_timed_path.py",
-            "tests/cheats/test_other_outputs.py",
-        ),
-    ),
-    "validate": Room(
-        (
-            "evoattn/correctness/validate.py",
-            "evoattn/correctness/judge.py",
-            "evoattn/correctness/cases.py",
-            "evoattn/correctness/interpreter_cases.py",
-        ),
-        (
-            *(DECISIONS, ANSWERS),
-            "tests/correctness/test_validate.py",
-            "tests/correctness/test_cases.py",
-            "tests/cheats/test_timed_path.py",
-            "tests/cheats/test_other_outputs.py",
-        ),
-    ),
-    "ops": Room(("evoattn/ops/**/*.py",), ("tests/ops",)),
-    "portfolio": Room(("evoattn/portfolio/*.py",), ("tests/portfolio",)),
-    "integrations": Room(("evoattn/integrations/*.py",), ("tests/integrations",)),
-    "timing": Room(("evoattn/timing/*.py",), ("tests/timing", "tests/cheats")),
-    "cost": Room(("evoattn/cost/*.py",), (DECISIONS, "tests/cost")),
-    "model": Room(("evoattn/model/*.py",), (DECISIONS, "tests/model", "tests/test_problem.py")),
-    "export": Room(("evoattn/export/*.py",), ("tests/export",)),
-    "engine": Room(("evoattn/engine/*.py",), ("tests/search", "tests/portfolio")),
-    "peers": Room(("evoattn/peers/*.py",), ("tests/peers",)),
-    "families": Room(("evoattn/families/*.py", "evoattn/families/*/*.py"), (DECISIONS, "tests/families")),
-    "fleet": Room(("evoattn/fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
-    "report": Room(
-        (
-            "evoattn/report/summary.py",
-            "evoattn/report/analysis.py",
-            "evoattn/report/data.py",
-            "evoattn/report/winner.py",
-        ),
-        ("tests/report",),
-    ),
-    "flex": Room(
-        (
-            *(f"evoattn/ops/{name}.py" for name in ("flex", "block_masks")),
-            *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
-        ),
-        (
-            *(DECISIONS, ANSWERS),
-            *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
-            *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
-            *("tests/model/test_facts_of_expressions.py", "tests/ops/test_facts_of_calls.py"),
-        ),
-    ),
-    "expressions": Room(
-        (
-            *(f"evoattn/ops/{name}.py" for name in ("mods", "given")),
-            *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines", "ranges")),
-        ),
-        (*("tests/model/test_facts_of_expressions.py", "tests/model/test_score.py", "tests/ops"),),
-    ),
-    "mask_blocks": Room(
-        ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
-        ("tests/model/test_facts_of_expressions.py", "tests/ops/test_created_masks.py", "tests/model/test_score.py"),
-    ),
-    "backward": Room(
-        (
-            "evoattn/ops/gradients.py",
-            *("evoattn/*/backward.py", "evoattn/correctness/backward_cases.py", "evoattn/correctness/gradients.py"),
-            "evoattn/families/backward_*/*.py",
-        ),
-        (
-            *(DECISIONS, ANSWERS),
-            *("tests/ops/test_training*.py", "tests/ops/test_backward_picks.py", "tests/ops/test_flex_gradients.py"),
-            *(
-                "tests/correctness/test_gradients.py",
-                "tests/families/test_backward*.py",
-                "tests/peers/test_backward.py",
-            ),
-            *("tests/integrations/test_models_that_train.py", "tests/benchmarks/test_backward.py"),
-        ),
-    ),
-    "serving": Room(
-        (
-            *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
-            *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
-            "evoattn/families/row_kernels.py",
-            *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
-            *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
-        ),
-        (
-            DECISIONS,
-            *(f"tests/ops/test_{name}.py" for name in ("append", "merge", "mixed", "growing", "varlen", "attention")),
-            *("tests/families/test_append_kv.py", "tests/families/test_merge_parts.py", "tests/operation"),
-            *(f"tests/integrations/test_{name}.py" for name in ("vllm", "sglang", "static_cache", "flash_attn_*")),
-            *("tests/model/test_sequences.py", "tests/correctness", "tests/families/test_every_family.py"),
-        ),
-    ),
-    "fp8": Room(
-        (
-            *("evoattn/ops/attention_fp8.py", "evoattn/ops/beside.py"),
-            *("evoattn/*/quantize.py", "evoattn/model/scales.py", "evoattn/correctness/eight_bits.py"),
-            *("evoattn/families/quantize/*.py", "evoattn/families/fp8_wgmma/*.py"),
-            "evoattn/integrations/flash_attn/eight_bits.py",
-        ),
-        (
-            DECISIONS,
-            *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
-            *("tests/ops/test_append.py", "tests/ops/test_merge.py", "tests/ops/test_facts_of_calls.py"),
-            *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
-            *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_*.py"),
-        ),
-    ),
-    "calibration": Room(
-        (
-            *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
-            *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
-            "evoattn/ops/choice.py",
-        ),
-        (
-            *("tests/portfolio", "tests/ops/test_race.py", "tests/ops/test_choice.py"),
-            *("tests/cost/test_correction.py", "tests/model/test_gpu.py", "tests/benchmarks/test_stranger.py"),
-            *("tests/ops/test_known_calls.py", "tests/cost/test_facts_of_estimates.py"),
-        ),
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +57,11 @@ class Mutant:
         ]
         family = [self.file.parent.name] if self.file.parent.parent.name == "families" else []
         return [name for _, name in sorted(around, reverse=True)] + family + [self.file.stem]
+
+    def place(self) -> Place | None:
+        """The statement that is changed, as tests are watched for it; None if each import runs it."""
+        file = str(self.file.relative_to(ROOT))
+        return place_of(file, self.file.read_text(), self.line) if self.file.suffix == ".py" else None
 
     def __str__(self) -> str:
         return f"{self.number:4} {self.file.relative_to(ROOT)}:{self.line}: {self.change}"
@@ -280,40 +130,66 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-@dataclass(eq=False)
-class Sound:
-    """Tests without a fault: seconds by file, and the tests that fail all the same, which are left out."""
+@dataclass(frozen=True)
+class Item:
+    """A fast test without a fault: its seconds, and the places that it ran, by number."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-    called: dict[str, Called] = field(default_factory=dict)
-    """By file of tests."""
+    seconds: float
+    places: frozenset[int] = frozenset()
+
+
+Items = dict[str, dict[str, Item]]
+"""By file of tests and name, those that pass without a fault."""
+
+
+class Watch:
+    """A plugin of pytest that writes a line of JSON for each test: name, whether it failed, seconds, places."""
+
+    def __init__(self, said: Path, calls: Calls) -> None:
+        self._said, self._calls, self._failed, self._seconds = said, calls, False, 0.0
+
+    def pytest_runtest_logstart(self) -> None:
+        self._calls.take()
+        self._failed, self._seconds = False, 0.0
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        file = report.nodeid.split("::")[0]
-        self.seconds[file] = self.seconds.get(file, 0.0) + report.duration
-        if report.failed:
-            self.failed.append(report.nodeid)
+        self._failed |= report.failed
+        self._seconds += report.duration
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._say(nodeid, self._failed, self._seconds, self._calls.take())
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.failed.append(report.nodeid)
+            self._say(report.nodeid, True, 0.0, [])
 
-    def limit(self, tests: list[str]) -> float:
-        """Seconds after which a mutant counts as endless."""
-        return 25.0 + 4 * sum(self.seconds.get(test.split("::")[0], 0.0) for test in tests)
+    def _say(self, *words: object) -> None:
+        with self._said.open("a") as file:
+            file.write(json.dumps(words) + "\n")
 
 
-def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None = None, calls_too: bool = False) -> str:
-    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process. `watch` sees all the tests,
-    which otherwise end with the first that fails. `calls_too`: and what they call."""
+class Chosen:
+    """A plugin of pytest that runs these tests alone, in this order."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._turns = {name: turn for turn, name in enumerate(names)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self._turns), key=lambda item: self._turns[item.nodeid]
+        )
+
+
+def run_tests(copied: Path, words: list[str], limit: float, items: list[str] | None = None, watch: bool = False) -> str:
+    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process, which ends with the first test
+    that fails. `items`: these alone, in this order. `watch`: all of them, with what they run: see `Watch`."""
     sys.stdout.flush()
-    said = copied.with_name(copied.name + ".json")
     child = os.fork()
     if not child:
         status = 1
         try:
-            status = _pytest(copied, words, watch, calls_too, said)
+            status = _pytest(copied, words, items, watch)
         finally:  # whatever is raised: this is a copy of a process that has more to do
             os._exit(status)
     end = time.monotonic() + limit
@@ -330,15 +206,16 @@ def run_tests(copied: Path, words: list[str], limit: float, watch: Sound | None 
         os.killpg(child, signal.SIGKILL)
     if not done:
         os.waitpid(child, 0)
-    if watch and said.exists():
-        watch.seconds, watch.failed, called = json.loads(said.read_text())
-        watch.called |= {words[-1]: called} if calls_too else {}
-        said.unlink()
     return verdict
 
 
-def _pytest(copied: Path, words: list[str], watch: Sound | None, calls_too: bool, said: Path) -> int:
-    """1 if a test failed; what `watch` saw is written to a file. Nothing of this process is as it was afterwards."""
+def said_in(copied: Path) -> Path:
+    """The file of what a watched run of tests in a copy says."""
+    return copied.with_name("said.jsonl")
+
+
+def _pytest(copied: Path, words: list[str], items: list[str] | None, watch: bool) -> int:
+    """1 if a test failed. Nothing of this process is as it was afterwards."""
     os.setsid()
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -347,83 +224,87 @@ def _pytest(copied: Path, words: list[str], watch: Sound | None, calls_too: bool
     sys.path[:0] = [str(copied)]
     for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
         del sys.modules[name]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(copied), *THEIRS])
+    starter = [str(copied.with_name("starter"))] if watch else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([*starter, str(copied), *THEIRS])
     os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
     sys.dont_write_bytecode = True
-    import pytest
-
-    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors" if watch else "-x"]
-    calls = Calls(copied) if calls_too else None
-    status = pytest.main(["-q", *plugins, *words], [watch] if watch else None)
+    plugins: list[Any] = [Chosen(items)] if items is not None else []
     if watch:
-        said.write_text(json.dumps([watch.seconds, watch.failed, calls.found() if calls else {}]))
+        ran = copied.with_name("ran.txt")
+        os.environ[WATCHED] = json.dumps([str(copied), str(ran), _PLACES])
+        plugins.append(Watch(said_in(copied), Calls(copied, ran, _PLACES)))
+    once = "--continue-on-collection-errors" if watch else "-x"
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", once, *words], plugins)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
 def files_of(room: str, copied: Path) -> list[str]:
-    """A room's tests: files, or tests of a file."""
+    """The files of a room's tests."""
     found: dict[str, None] = {}
     for test in ROOMS[room].tests:
-        file = test.split("::")[0]
-        for path in sorted(copied.glob(file)):
+        for path in sorted(copied.glob(test)):
             each = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
-            found |= {test if "::" in test else str(one.relative_to(copied)): None for one in each}
+            found |= {str(one.relative_to(copied)): None for one in each}
     return list(found)
 
 
-def nearest_first(mutant: Mutant, tests: list[str], copied: Path) -> tuple[list[str], list[str]]:
-    """Of a room's tests those that name what is changed or what is around it, the nearest first; the others."""
-    found: dict[str, int] = {}
-    for test in tests:
-        text = (copied / test.split("::")[0]).read_text()
-        places = (n for n, around in enumerate(mutant.names()) if re.search(rf"\b{around}\b", text))
-        found[test] = next(places, -1)
-    own = tuple(f"test_{name}" for name in mutant.names())
-    near = [name for name, place in found.items() if place >= 0]
-    near.sort(key=lambda name: (not Path(name.split("::")[0]).stem.startswith(own), found[name]))
-    return near, [name for name in found if name not in near]
+def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[str]:
+    """Files of tests: those first that name what is changed or what is around it, the nearest of them first."""
+    names = mutant.names()
+    own = tuple(f"test_{name}" for name in names)
+
+    def place(test: str) -> tuple[bool, int]:
+        text = (copied / test).read_text()
+        found = next((n for n, around in enumerate(names) if re.search(rf"\b{around}\b", text)), len(names))
+        return found == len(names) or not Path(test).stem.startswith(own), found
+
+    return sorted(tests, key=place)
 
 
-def elsewhere(mutant: Mutant, tests: list[str], copied: Path) -> list[str]:
-    """Tests of other rooms that import the module, then those that name the function or class that is changed: a
-    few."""
-    package, _, module = str(mutant.file.relative_to(ROOT).with_suffix("")).replace("/", ".").rpartition(".")
-    imports = rf"\b{re.escape(package)}(\.| import [^\n]*\b){module}\b"
-    named = "|".join([imports, *(rf"\b{re.escape(name)}\b" for name in mutant.names()[:-1][:1])])
-    paths = (path for path in sorted((copied / "tests").rglob("test_*.py")) if "mutation" not in path.parts)
-    texts = {str(path.relative_to(copied)): path.read_text() for path in paths}
-    known = {test.split("::")[0] for test in tests}
-    found = [file for file, text in texts.items() if file not in known and re.search(named, text)]
-    return sorted(found, key=lambda file: not re.search(imports, texts[file]))[:MOST_ELSEWHERE]
+def in_turns(mutant: Mutant, place: int | None, tests: list[str], copied: Path) -> list[list[str]]:
+    """The fast tests that are to notice it, the quickest first, in two turns: those of the nearest files, then those of
+    others. They are tests that run the place; in the second turn, since what is kept from an earlier call is not run
+    again, all of the nearest files too. `place`: None if each import runs it: then those of the room's `tests`."""
+    running = {
+        file: [name for name, item in some.items() if place in item.places or place is None]
+        for file, some in _ITEMS.items()
+        if place is not None or file in tests
+    }
+    files = nearest_first(mutant, (file for file, some in running.items() if some), copied)
+    near = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_SLOW]
+    first = _within_seconds(name for file in files[:MOST_FILES] for name in running[file])
+    more = [name for file in files[MOST_FILES : 4 * MOST_FILES] for name in running[file]]
+    more += [name for file in (*files[:MOST_FILES], *near) for name in _ITEMS[file]]
+    return [first, _within_seconds({name: None for name in more if name not in {*first}})]
 
 
-MOST_ELSEWHERE, MOST_SLOW = 5, 3
-"""Files of tests: a function of many is tested in its own room, and slow tests take long."""
+def _within_seconds(names: Iterable[str]) -> list[str]:
+    """The quickest of some tests, as many as end within half of `MOST_SECONDS`."""
+    quickest = sorted((_ITEMS[name.split("::")[0]][name].seconds, name) for name in names)
+    return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < MOST_SECONDS / 2]
 
 
-def notice(
-    mutant: Mutant, tests: list[str], copied: Path, sound: Sound, deep: bool, called_by: list[str] | None
-) -> str:
-    """What becomes of it in a room's tests: the nearest first, then the others. `deep`: in tests elsewhere, then in the
-    slow ones of the nearest. `called_by`: the files of fast tests that run its line; None if that is not known."""
-    near, others = nearest_first(mutant, tests, copied)
-    far = elsewhere(mutant, tests, copied) if deep else []
-    slow = [*near, *far][:MOST_SLOW]
-    if called_by is not None:
-        near, others = ([test for test in some if test.split("::")[0] in called_by] for some in (near, others))
-        known = {test.split("::")[0] for test in (*tests, *far)}
-        far = [*far, *(file for file in called_by if file not in known)][:MOST_ELSEWHERE]
-    left_out = [word for test in sound.failed for word in ("--deselect" if "::" in test else "--ignore", test)]
-    for some, mark in ((far, SKIPPED), (slow, SLOW)) if deep else ((near, SKIPPED), (others, SKIPPED)):
-        if not some:
-            continue
-        words = ["-m", mark, *left_out, *some]
-        verdict = run_tests(copied, words, SLOW_SECONDS if deep else sound.limit(some))
-        if verdict == "failed" and (not deep or _passes_without(mutant, copied, words)):
-            return KILLED if mark == SKIPPED else KILLED_SLOW
-        if verdict == "timeout" and not deep:
-            return TIMEOUT
-    return SURVIVED if deep else PASSED
+MOST_FILES, MOST_SLOW = 8, 3
+"""Files of fast tests in the first turn; of slow tests, which take long."""
+MOST_SECONDS = 100.0
+"""For the tests of a turn: longer ones tell nothing."""
+
+
+def notice(mutant: Mutant, place: int | None, tests: list[str], copied: Path, deep: bool) -> str:
+    """What becomes of it in the first turn of tests. `deep`: in the second one, then in slow tests."""
+    names = in_turns(mutant, place, tests, copied)[int(deep)]
+    if names:
+        seconds = sum(_ITEMS[name.split("::")[0]][name].seconds for name in names)
+        files = [*dict.fromkeys(name.split("::")[0] for name in names)]
+        verdict = run_tests(copied, ["-m", SKIPPED, *files], 25.0 + 4 * seconds, names)
+        if verdict != "passed":
+            return KILLED if verdict == "failed" else TIMEOUT
+    if not deep:
+        return PASSED
+    words = ["-m", SLOW, *nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_SLOW]]
+    if run_tests(copied, words, MOST_SECONDS) == "failed" and _passes_without(mutant, copied, words):
+        return KILLED_SLOW
+    return SURVIVED
 
 
 _PASSES: dict[tuple[str, ...], bool] = {}
@@ -434,57 +315,78 @@ def _passes_without(mutant: Mutant, copied: Path, words: list[str]) -> bool:
     """Whether the tests pass without the fault; leaves the fault where it is."""
     if tuple(words) not in _PASSES:
         (copied / mutant.file.relative_to(ROOT)).write_text(mutant.file.read_text())
-        _PASSES[tuple(words)] = run_tests(copied, words, SLOW_SECONDS) == "passed"
+        _PASSES[tuple(words)] = run_tests(copied, words, MOST_SECONDS) == "passed"
         (copied / mutant.file.relative_to(ROOT)).write_text(mutant.source)
     return _PASSES[tuple(words)]
 
 
-SLOW_SECONDS = 100.0
-"""For the slow tests of a mutant: longer ones tell nothing."""
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
 """Folders of packages, besides Python's own."""
 _COPIES: list[Path] = []
 """This process's copy of the tracked files."""
+_PLACES: list[Place] = []
+"""What the tests are watched for."""
+_ITEMS: Items = {}
+"""What they ran; processes that judge have it as it was when they began."""
+
+
+@contextlib.contextmanager
+def copies(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that have a copy of the tracked files each."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
+    ):
+        yield pool
+
+
+def importers(mutants: Iterable[Mutant]) -> dict[str, None]:
+    """Files of tests that import a module with a mutant."""
+    modules = {mutant.file.relative_to(ROOT).with_suffix("").as_posix().rpartition("/") for mutant in mutants}
+    every = [rf"{re.escape(package.replace('/', '.'))}(\.| import [^\n]*\b){name}\b" for package, _, name in modules]
+    paths = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mutation" not in path.parts)
+    return {
+        str(path.relative_to(ROOT)): None for path in paths if re.search(rf"\b({'|'.join(every)})", path.read_text())
+    }
 
 
 def _begin(folder: Path) -> None:
     place = folder / str(os.getpid()) / "copy"
     place.mkdir(parents=True)
     _COPIES.append(copy_tracked(place))
+    starter = place.with_name("starter") / "sitecustomize.py"
+    starter.parent.mkdir()
+    starter.write_text("from tests.mutation.python_lines import watch_this_process\n\nwatch_this_process()\n")
 
 
-MOST_WATCHED = 3.0
-"""Seconds of the tests of a file whose calls are watched where that makes them some times slower."""
+def sound_file(file: str) -> tuple[Items, list[str]]:
+    """A file's fast tests as they are without a fault, and what is left out, as it fails."""
+    [copied] = _COPIES
+    said_in(copied).unlink(missing_ok=True)
+    copied.with_name("ran.txt").unlink(missing_ok=True)
+    verdict = run_tests(copied, ["-m", SKIPPED, file], 600.0, watch=True)
+    rows = [json.loads(line) for line in said_in(copied).read_text().splitlines()] if said_in(copied).exists() else []
+    found = {name: Item(seconds, frozenset(places)) for name, failed, seconds, places in rows if not failed}
+    left_out = [name for name, failed, *_ in rows if failed]
+    if verdict == "timeout" or (verdict == "failed" and not left_out):  # pytest itself fell over
+        return {}, [file]
+    return {file: found}, left_out
 
 
-def sound_file(file: str) -> Sound:
-    """A file's tests as they are without a fault, and what they call: anything, if that is not known."""
-    [copied], sound, watched = _COPIES, Sound(called={file: {"": []}}), Sound()
-    verdict = run_tests(copied, ["-m", SKIPPED, file], 600.0, sound, FAST)
-    if verdict == "timeout":
-        raise RuntimeError(f"{file} takes over ten minutes without a fault.")
-    if verdict == "failed" and not sound.failed:  # pytest itself fell over
-        sound.failed.append(file)
-    if not FAST and sum(sound.seconds.values()) < MOST_WATCHED:
-        run_tests(copied, ["-m", SKIPPED, file], 100.0, watched, calls_too=True)
-        sound.called |= watched.called
-    return sound
-
-
-def judge(room: str, mutant: Mutant, sound: Sound, deep: bool, called_by: list[str] | None) -> dict[str, Any]:
+def judge(room: str, mutant: Mutant, place: int | None, deep: bool) -> dict[str, Any]:
     """A row of JSON: the mutant, and what became of it."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
     honest = file.read_text()
     file.write_text(mutant.source)
     try:
-        verdict = notice(mutant, files_of(room, copied), copied, sound, deep, called_by)
+        verdict = notice(mutant, place, files_of(room, copied), copied, deep)
     finally:
         file.write_text(honest)
-    place = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
-    place["text"] = honest.splitlines()[mutant.line - 1].strip()
-    place["called_by"] = None if called_by is None else len({*called_by} & {*files_of(room, copied)})
-    return {"room": room, "verdict": verdict, "number": mutant.number, **place, "s": round(time.monotonic() - started)}
+    where = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
+    where["text"] = honest.splitlines()[mutant.line - 1].strip()
+    where["run_by"] = sum(place in item.places for some in _ITEMS.values() for item in some.values())
+    return {"room": room, "verdict": verdict, "number": mutant.number, **where, "s": round(time.monotonic() - started)}
 
 
 def copy_tracked(folder: Path) -> Path:
@@ -506,27 +408,28 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
     rows = {(row["room"], row["number"]): row for row in map(json.loads, lines)}
     turns = zip_longest(*([(room, mutant) for mutant in mutants[room]] for room in mutants))
     left = [(room, m, rows.get((room, m.number))) for room, m in filter(None, chain.from_iterable(turns))]
-    files = {test.split("::")[0]: None for room in mutants for test in files_of(room, ROOT)}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
-    ):
-        sound, called = Sound(), dict[str, Called]()
-        for one in pool.map(sound_file, files):
-            sound.seconds |= one.seconds
-            sound.failed += one.failed
-            called |= one.called
-        if not sound.seconds:
-            raise RuntimeError("No test ran.")
-        print(f"{sum(sound.seconds.values()):.0f} s without a fault", flush=True)
-        print(*(f"    left out, as it fails: {test}\n" for test in sound.failed), sep="", end="", flush=True)
-        asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
-        given, pending = dict[Mutant, tuple[Any, ...]](), dict[Any, tuple[str, Mutant]]()
-        for room, mutant, deep in asked:
-            text = mutant.file.read_text() if mutant.file.suffix == ".py" else ""
-            called_by = callers(called, str(mutant.file.relative_to(ROOT)), text, mutant.line)
-            given[mutant] = room, mutant, sound, deep, called_by
-            pending[pool.submit(judge, *given[mutant])] = room, mutant
+    asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
+    places = {m: m.place() for _, m, _ in asked}
+    _PLACES[:] = dict.fromkeys(place for place in places.values() if place)
+    numbers = {place: number for number, place in enumerate(_PLACES)}
+    files = {test: None for room in mutants for test in files_of(room, ROOT)} | importers(places)
+    with copies(jobs) as pool:
+        for found, left_out in pool.map(sound_file, sorted(files, key=lambda file: -(ROOT / file).stat().st_size)):
+            _ITEMS.update(found)
+            print(*(f"    left out, as it fails: {test}\n" for test in left_out), sep="", end="", flush=True)
+    if not _ITEMS:
+        raise RuntimeError("No test ran.")
+    seconds = sum(item.seconds for some in _ITEMS.values() for item in some.values())
+    print(f"{seconds:.0f} s without a fault", flush=True)
+    with copies(jobs) as pool:
+
+        def ask(room: str, mutant: Mutant, deep: bool) -> None:
+            place = numbers.get(places[mutant]) if places[mutant] else None
+            pending[pool.submit(judge, room, mutant, place, deep)] = room, mutant
+
+        pending: dict[Any, tuple[str, Mutant]] = {}
+        for one in asked:
+            ask(*one)
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 (room, mutant), row = pending.pop(future), future.result()
@@ -536,8 +439,7 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
                     with out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
                 if row["verdict"] == PASSED:
-                    again = (*given[mutant][:3], True, given[mutant][-1])
-                    pending[pool.submit(judge, *again)] = room, mutant
+                    ask(room, mutant, True)
     return table(list(rows.values()))
 
 

@@ -9,7 +9,7 @@ import pytest
 from evoattn.families.registry import FAMILIES
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
-from tests.mutation.python_mutants import ROOMS
+from tests.mutation.rooms import ROOMS
 from tests.mutation.sources import bare_lines, changes_in, files_of, mutants_of
 from tests.mutation.table import Reason, load_reasons, survivors, table
 from tests.mutation.verdicts import SURVIVED, Verdict
@@ -142,5 +142,5 @@ def test_reasons_are_of_lines_that_there_are():
 
 def test_the_rooms_of_python_s_mutants_have_files_and_tests():
     for name, room in ROOMS.items():
-        for pattern in (*room.files, *(test.split("::")[0] for test in room.tests)):
+        for pattern in (*room.files, *room.tests):
             assert next(ROOT.glob(pattern), None), (name, pattern)
