@@ -167,7 +167,7 @@ def outcome(family, problem, config, source):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, edits=True)
 def test_it_is_found(fault):
     family, problem, genes, old, new = FAULTS[fault]
     if old in (LAZY, TESTED):
@@ -180,7 +180,7 @@ def test_it_is_found(fault):
 @pytest.mark.parametrize(
     ("family", "mask"), [(family, ("full", "causal_lower_right")[i % 2]) for i, family in enumerate(HIDDEN)]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, edits=True)
 def test_a_finite_score_of_hidden_keys_is_found(family, mask):
     problem = {"large_head": WIDE, "large_head_mma": WIDE, "latent_wgmma": LATENT}.get(family, PLAIN).with_(mask=mask)
     genes, place = HIDDEN[family]

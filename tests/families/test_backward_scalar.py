@@ -75,7 +75,7 @@ FAULTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new, text", FAULTS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, edits=True)
 def test_faults_are_found(old, new, text):
     problem = problem_of(text)
     assert small_faults(built(problem, SMALL, (old, new, None)), problem)

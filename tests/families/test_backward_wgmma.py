@@ -167,7 +167,7 @@ def test_short_sequences_and_the_gradient_of_a_bias(params, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params, text, dims, edit", PAIRS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, edits=True)
 def test_warpgroups_with_products_of_their_own_and_blocks_that_share_dq(params, text, dims, edit):
     assert bool(faults(params, text, *[edit] * bool(edit), dims=dims)) == bool(edit)
 
@@ -198,7 +198,7 @@ def test_tiles_of_keys_that_are_left_over_are_split_alone(edits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params, text, edits", ALONE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, edits=True)
 def test_a_block_that_has_all_keys_makes_rows_of_queries_too(params, text, edits):
     params = {"LAUNCHES": "one", "ORDER": "dv_last", "TERMS_EARLY": False} | params
     config = type(START)(START.family, START.params | params)
@@ -216,7 +216,7 @@ def test_three_launches_where_one_block_has_not_all_keys_or_queries_see_none():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, edits=True)
 def test_a_missing_wait_is_found(wait):
     assert faults(BESIDE | CLAIMED | OWN_FIRST | {"DQ_BEGIN": "stored"}, "", (wait, ""))
 
@@ -233,7 +233,7 @@ def test_a_missing_wait_is_found(wait):
     ],
 )
 @pytest.mark.parametrize("text", KEYLESS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, edits=True)
 def test_sums_of_queries_to_which_no_block_comes_are_cleared(text, edits):
     genes = BESIDE | {"DQ_BEGIN": "stored"}
     assert judged_once(genes, f"H=2 Sq=300 Sk=100 D=128 {text}", *edits).passed != bool(edits)
@@ -248,7 +248,7 @@ def test_gradients_by_a_block_list_are_right(at):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(5, edits=True)
 def test_a_fault_of_a_block_list_shows(fault):
     at, edit = WRONG[fault]
     assert not judged_once(*LISTED[at], edit).passed
@@ -266,7 +266,7 @@ def test_a_fault_of_a_block_list_shows(fault):
         ({"ROTATE": True}, "Sq=130 Sk=300", [("(tile + tiles - block.key", "(tile + block.key")]),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, edits=True)
 def test_gradients_have_the_same_bits_whichever_blocks_are_late(genes, text, edits):
     """They wait for one another; `edits` do away with that."""
     gpu = replace(H100, sm_count=4) if "causal" in text else H100  # last keys first, as they may not all run at once

@@ -179,7 +179,7 @@ def test_kernels_that_read_a_block_list_are_right(kernel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, edits=True)
 def test_a_planted_fault_shows(fault):
     at, edit = WRONG[fault]
     assert faults(*at, edit)

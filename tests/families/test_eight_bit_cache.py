@@ -109,7 +109,7 @@ FAULTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "words", "old", "new"), FAULTS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, edits=True)
 def test_a_fault_is_found(family, words, old, new):
     problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=20,Sk=99,D=32,{'' if 'dtype' in words else 'dtype=bf16,'}{words}")
     genes = {"VECTOR_BYTES": 8, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"} if family == "split_kv" else {}

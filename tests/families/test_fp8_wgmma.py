@@ -147,7 +147,7 @@ def test_answers_are_right(genes, text, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("genes, text, kind, old, new", FAULTS, ids=[row[3][:40] for row in FAULTS])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, edits=True)
 def test_a_fault_is_found(genes, text, kind, old, new):
     assert reason(genes, text, kind, (old, new))
 

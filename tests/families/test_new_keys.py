@@ -58,7 +58,7 @@ FAULTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("edit", FAULTS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, edits=True)
 def test_a_fault_is_found(edit):
     assert small_faults(*kernel_of(*RIGHT[3], edit)) != []
 

@@ -59,7 +59,7 @@ def test_it_is_right(shape, gpu, genes):
         (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, edits=True)
 def test_a_fault_is_found(shape, old, new):
     genes = OF_BLOCKS if shape == BLOCK else {"UNROLL": 2}
     found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), **genes)

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 Place = tuple[str, int, int]
 """A file relative to the sources, and the first and last line of a statement of it, or of its head."""
 WATCHED = "EVOATTN_WATCHED"
-"""Holds JSON for the processes that tests start: the folder of the sources, a file to write to, and the places."""
+"""Names a file for the processes that tests start, with JSON: the folder of the sources, a file to write to, places."""
 
 
 class Calls:
@@ -20,9 +20,10 @@ class Calls:
     to a file."""
 
     def __init__(self, root: Path, said: Path, places: Iterable[Place], started: bool = False) -> None:
-        self._places: dict[str, list[tuple[int, int, int]]] = {}
+        self._places: dict[str, dict[int, list[int]]] = {}  # by file and line
         for number, (file, first, last) in enumerate(places):
-            self._places.setdefault(f"{root}/{file}", []).append((first, last, number))
+            for line in range(first, last + 1):
+                self._places.setdefault(f"{root}/{file}", {}).setdefault(line, []).append(number)
         self._said, self._seen, self._read = said, set[int](), 0
         self._child = started
         os.register_at_fork(after_in_child=self._forked)
@@ -54,21 +55,17 @@ class Calls:
             return sys.monitoring.DISABLE
 
         def _line(self, code: CodeType, line: int) -> object:
-            places = self._places.get(code.co_filename, ())
-            self._add(number for first, last, number in places if first <= line <= last)
+            self._add(self._places[code.co_filename].get(line, ()))
             return sys.monitoring.DISABLE
 
     def _see(self, frame: FrameType, event: str, _: object) -> None:
         if frame.f_code.co_filename in self._places:
             self._add(self._within(frame.f_code))
 
-    def _within(self, code: CodeType) -> list[int]:
+    def _within(self, code: CodeType) -> set[int]:
         """The places of a function."""
-        if code.co_name == "<module>" or code.co_filename not in self._places:
-            return []
-        lines = [line for _, _, line in code.co_lines() if line]
-        first, last = min(lines, default=0), max(lines, default=0)
-        return [n for begin, end, n in self._places[code.co_filename] if begin <= last and first <= end]
+        places = {} if code.co_name == "<module>" else self._places.get(code.co_filename, {})
+        return {number for _, _, line in code.co_lines() if line for number in places.get(line, ())}
 
     def take(self) -> list[int]:
         """The numbers of the places that ran since this was called last."""
@@ -82,8 +79,8 @@ class Calls:
 
 def watch_this_process() -> None:
     """Of one that a test started: see `WATCHED`."""
-    if words := os.environ.get(WATCHED):
-        root, said, places = json.loads(words)
+    if WATCHED in os.environ:
+        root, said, places = json.loads(Path(os.environ[WATCHED]).read_text())
         Calls(Path(root), Path(said), map(tuple, places), started=True)
 
 

@@ -231,7 +231,8 @@ def _pytest(copied: Path, words: list[str], items: list[str] | None, watch: bool
     plugins: list[Any] = [Chosen(items)] if items is not None else []
     if watch:
         ran = copied.with_name("ran.txt")
-        os.environ[WATCHED] = json.dumps([str(copied), str(ran), _PLACES])
+        os.environ[WATCHED] = str(copied.with_name("watched.json"))
+        Path(os.environ[WATCHED]).write_text(json.dumps([str(copied), str(ran), _PLACES]))
         plugins.append(Watch(said_in(copied), Calls(copied, ran, _PLACES)))
     once = "--continue-on-collection-errors" if watch else "-x"
     status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", once, *words], plugins)
