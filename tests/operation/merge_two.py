@@ -1,4 +1,5 @@
-"""An operation that evoattn does not have: the merge of two partial attention answers by their log-sum-exps.
+"""An operation that evoattn does not have: the merge of two partial attention answers by their log-sum-exps, with an
+output of 8 bits that says which of them is the larger one.
 
 This module is its row of the table, its proof (`correctness.cases.Proof`) and a family that computes it: all that a new
 operation takes beside a template.
@@ -18,13 +19,14 @@ from evoattn.model.operation import OPERATIONS, Operation, contiguous
 
 
 def inputs(problem):
-    o, lse = outputs(problem)
+    o, lse, _ = outputs(problem)
     return tuple(tensor._replace(name=f"{tensor.name}{part}") for part in (1, 2) for tensor in (o, lse))
 
 
 def outputs(problem):
     rows = problem.batch, problem.heads, problem.seqlen_q
-    return contiguous("o", (*rows, problem.head_dim), "float32"), contiguous("lse", rows, "float32")
+    floats = contiguous("o", (*rows, problem.head_dim), "float32"), contiguous("lse", rows, "float32")
+    return *floats, contiguous("second", rows, "int8")
 
 
 def rows_of(problem):
@@ -36,7 +38,7 @@ MERGE = Operation(
     inputs,
     outputs,
     flops=lambda p: 3 * rows_of(p) * p.head_dim,
-    bytes=lambda p: 12 * rows_of(p) * (p.head_dim + 1),
+    bytes=lambda p: rows_of(p) * (12 * (p.head_dim + 1) + 1),
     proof=__name__,
 )
 OPERATIONS[MERGE.name] = MERGE
@@ -65,6 +67,7 @@ def make_answer(problem, tensors, kind="plain", double=False):
     return {
         "o": Exact(o, 1e-5 * largest, 1e-6 * largest),
         "lse": Exact(lse, LSE_ABSOLUTE + LSE_RELATIVE * finite, logarithms=True),
+        "second": Exact((lse2 > lse1).double(), 0.0, 0.0),
     }
 
 

@@ -35,7 +35,7 @@ def test_the_text_of_a_problem_names_it():
     assert PROBLEM.short_name().endswith("_merge_two")
     assert "op" not in PROBLEM.with_(op="forward").to_dict()
     assert [tensor.name for tensor in PROBLEM.inputs] == ["o1", "lse1", "o2", "lse2"]
-    assert PROBLEM.flops == 3 * 100 * 16 and PROBLEM.bytes == 12 * 100 * 17
+    assert PROBLEM.flops == 3 * 100 * 16 and PROBLEM.bytes == 100 * (12 * 17 + 1)
     with pytest.raises(ProblemError, match=r"op must be one of .*forward, .*backward"):
         PROBLEM.with_(op="sideways")
 
@@ -70,6 +70,7 @@ def test_the_interpreter_finds_a_right_kernel_right():
     [
         ("lse2[row] - most", "lse1[row] - most", "ragged", "largest error"),
         ("most + __logf(sum)", "most", "ragged", "largest error of a log-sum-exp"),
+        ("lse2[row] > lse1[row]", "lse1[row] > lse2[row]", "ragged", "largest error"),
         ("if (row >= rows) return;", "", "ragged", "o"),
         ("const bool seen = most > -1e30f", "const bool seen = true", "parts without keys", "NaN"),
     ],

@@ -1,5 +1,5 @@
-// Of the CUDA runtime what an exported check calls, on the host: kernels of four float inputs, two float outputs and an
-// int run thread after thread.
+// Of the CUDA runtime what an exported check calls, on the host: kernels of seven pointers and an int run thread after
+// thread.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -21,7 +21,7 @@ struct cudaDeviceProp {
 struct Launched {
   const void* kernel;
   dim3 grid, block;
-  void* values[7];
+  void* values[8];
 };
 using cudaStream_t = int;
 using cudaEvent_t = int;
@@ -31,16 +31,16 @@ static dim3 blockIdx, threadIdx;
 static Launched launched;
 
 inline void run_launched() {
-  using Kernel = void (*)(void*, void*, void*, void*, void*, void*, int);
+  using Kernel = void (*)(void*, void*, void*, void*, void*, void*, void*, int);
   void** v = launched.values;
   for (blockIdx.x = 0; blockIdx.x < launched.grid.x; blockIdx.x++)
     for (threadIdx.x = 0; threadIdx.x < launched.block.x; threadIdx.x++)
-      Kernel(launched.kernel)(v[0], v[1], v[2], v[3], v[4], v[5], int(size_t(v[6])));
+      Kernel(launched.kernel)(v[0], v[1], v[2], v[3], v[4], v[5], v[6], int(size_t(v[7])));
 }
 inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** args, size_t, cudaStream_t) {
   launched = {kernel, grid, block, {}};
-  for (int i = 0; i < 6; i++) launched.values[i] = *(void**)args[i];
-  launched.values[6] = (void*)size_t(*(int*)args[6]);
+  for (int i = 0; i < 7; i++) launched.values[i] = *(void**)args[i];
+  launched.values[7] = (void*)size_t(*(int*)args[7]);
   return run_launched(), cudaSuccess;
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return run_launched(), cudaSuccess; }
