@@ -57,8 +57,8 @@ H100, picks are among the timed ones at 69 so, at 41 with 1, and ahead of FlashA
 OTHER_FAMILY = 12
 """As so many genes a family counts of which no kernel was fast on such problems."""
 LIKELY = 2.5
-"""Times the least physical part of a list or a step's neighbours: trees are not asked of those beyond it, which takes
-two fifths of a pick. Of 144 drawn problems the best of a list had 2.2 at most, the best of a step 1.7."""
+"""Times the least physical part of a family's in a list or a step's neighbours: trees are not asked of those beyond it,
+which takes two fifths of a pick. Of 144 drawn problems the best of a list had 2.2 at most, the best of a step 1.7."""
 LEAST_GUESSED = 32
 """Keys that there is room for, of each of which many sequences may have one."""
 STEPS, STARTS = 5, 3
@@ -67,7 +67,8 @@ FAR = 1.25
 """Times the least cost of all starts: a climb from a family's first start has saved a fifth, seldom more."""
 ENOUGH = 90
 """Costs that were computed for a pick, from which on no further climb begins: the first call of a shape waits. Of 90
-problems the ends cost 0.1 % more than with all climbs; of 144 with variants as much as with 120."""
+problems the ends cost 0.1 % more than with all climbs; of 144 with variants as much as with 120. A card that its owner
+has calibrated has all climbs: its list alone has as many kernels."""
 AT_ONCE = 6
 """Changes that a step may make together: ends of 90 drawn problems score 0.4 % less so in the same CPU time."""
 
@@ -220,11 +221,12 @@ def climbed(
     fast; the best of the kernels where little is saved so. `genes`: by family; `timed`: those that were fast on such
     problems, all unless given."""
     caution = OF_GRADIENTS if problem.op == "backward" else 1
-    costs, cost = Costs(problem, gpu), penalised(timed or kernels, correction_of(gpu).timed(problem), caution * A_GENE)
+    own = correction_of(gpu)
+    costs, cost = Costs(problem, gpu), penalised(timed or kernels, own.timed(problem), caution * A_GENE)
     ranked = sorted(costs.of(kernels), key=lambda one: one.score)
     steps: list[Scored] = []
     for start in beginnings(ranked):
-        if not steps or len(costs) < ENOUGH:
+        if not steps or own.kernels or len(costs) < ENOUGH:
             steps += climb(start.config, problem, gpu, STEPS, genes.get(start.config.family, {}), costs)
     first, end = _cheapest(ranked, cost), _cheapest(steps, cost)
     if cost(end) < cost(first) * (1 - caution * LEAST_GAIN):

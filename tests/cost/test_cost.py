@@ -82,6 +82,14 @@ def test_many_at_once_cost_the_same():
     assert scores(problem, configs, H100) == [pytest.approx(cost(problem, c, H100).score) for c in configs]
 
 
+def test_trees_are_asked_of_each_familys_best():
+    problem = lookup("seed_h100")
+    configs = candidates(problem, H100)
+    asked, bounded = scores(problem, configs, H100), scores(problem, configs, H100, within=1.0)
+    same = {config.family for config, a, b in zip(configs, asked, bounded, strict=True) if a == b}
+    assert same == {config.family for config in configs} and asked != bounded
+
+
 def test_three_launches_through_memory_do_not_lead_a_prefill_on_an_l4():
     found = best_by_family(lookup("llama_gqa_prefill"), L4)
     assert next(iter(found)) == "flash_mma" and found["three_kernel"] > 2 * found["flash_mma"]

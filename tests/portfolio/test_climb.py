@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from evoattn.cost.correction import name_of
+from evoattn.cost.correction import ANYWHERE, Correction, name_of
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.families.registry import load_space
@@ -151,6 +151,15 @@ def test_one_climb_is_made_however_many_kernels_there_are_to_begin_at() -> None:
     kernels = list({c.id: c for one in near[:20] for c in neighbours(one, problem, H100, genes)}.values())
     assert len(kernels) > ENOUGH
     assert climbed(kernels, problem, H100, {}).asked == len(kernels)
+
+
+def test_a_calibrated_card_has_all_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, about = list_for(H100), canonical(SHAPES["prefill"])
+    assert listed
+    kernels = ranked(about, H100)
+    few = climbed(kernels, about, H100, listed.genes).asked
+    monkeypatch.setattr("evoattn.portfolio.climb.correction_of", lambda gpu: Correction(kernels={ANYWHERE: {"": 0.0}}))
+    assert climbed(kernels, about, H100, listed.genes).asked > few >= ENOUGH
 
 
 def test_a_config_must_save_something_for_each_gene_that_was_not_timed() -> None:
