@@ -42,7 +42,7 @@ class Chunk:
     @property
     def scaled(self) -> torch.Tensor:
         """Q times the scale of the softmax."""
-        return self.query * self.problem.softmax_scale
+        return self.added.scaled(self.query)
 
     def slope(self, tree: Tree, scores: torch.Tensor | float, by: Load | None = None) -> torch.Tensor | float:
         """The derivative of an expression, by the score or by an element of a table, where the scores are these."""
@@ -74,7 +74,7 @@ def attend(
         lse.copy_(tensors["sinks"].to(dtype)[None, :, None])
     for chunk in _chunks(problem, tensors, {}, dtype, SCORES_AT_ONCE):
         scores = chunk.added.apply(chunk.scaled @ chunk.key.T)
-        sums = torch.logsumexp(chunk.added.with_sink(scores), -1)
+        sums = torch.logsumexp(chunk.added.summed(scores), -1)
         weights = (scores - sums[..., None]).exp().masked_fill(torch.isneginf(scores), 0)
         o[chunk.place] = weights.to(dtype) @ chunk.value
         lse[chunk.place] = sums.to(dtype)
@@ -119,7 +119,7 @@ def gradients_of_torch(problem: AttentionProblem, tensors: Mapping[str, torch.Te
     for chunk in _chunks(problem, tensors, given | {"do": tensors["do"]}, dtype, SCORES_AT_ONCE):
         raw = chunk.scaled @ chunk.key.T
         scores = chunk.added.apply(raw)
-        extended = chunk.added.with_sink(scores)
+        extended = chunk.added.summed(scores)
         hidden = torch.isneginf(scores)
         weights = torch.softmax(extended, -1)[..., : scores.shape[-1]].masked_fill(hidden, 0)
         products, delta = (chunk.given["do"] @ chunk.value.T).float(), chunk.given["delta"]
@@ -218,16 +218,16 @@ def _add(
     kv_head, dtype = heads.start // own.group_size, chunk.query.dtype
     if problem_grads := parse_grads(own.grads):
         before = (
-            raw if own.own_score is None else evaluate(own.named_scoring, {**chunk.added.values, SCORE: raw}, torch)
+            raw if own.own_score is None else evaluate(own.scoring.named, {**chunk.added.values, SCORE: raw}, torch)
         )
         for name in problem_grads:
             _add_term(made, name, chunk, before, shifts, magnitudes)
-    slope = chunk.slope(chunk.added.scoring, raw) if chunk.added.scoring is not None else 1.0
+    slope = chunk.slope(own.scoring.whole, raw)
     moved = _times(shifts, slope, magnitudes).to(dtype)
     factors = chunk.scaled, chunk.key, chunk.given["do"]
     query, key, do = (x.abs() for x in factors) if magnitudes else factors
     parts = {"dk": moved.mT @ query, "dv": weights.mT @ do}
-    made["dq"][chunk.place] = ((moved @ key) * own.softmax_scale).to(made["dq"].dtype)
+    made["dq"][chunk.place] = chunk.added.scaled(moved @ key).to(made["dq"].dtype)
     for name, part in parts.items():
         made[name][batch, kv_head, chunk.keys] += part.to(made[name].dtype).sum(0)
 

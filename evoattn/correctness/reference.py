@@ -64,7 +64,7 @@ def exact_attention(
                     chunk = slice(first, first + query.shape[-2])
                     added = terms.terms_of(own, others, b, slice(head, last), chunk, q.device)
                     out[b, head:last, first : first + rows] = _rows(
-                        added.apply((query * problem.softmax_scale) @ key.T), value, added, cut
+                        added.apply(added.scaled(query) @ key.T), value, added, cut
                     )
     return out
 
@@ -88,7 +88,7 @@ def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, cut: fl
     further off by what such scores may be off (the rule doubles half of it), each by itself: where two keys compete for
     a row."""
     if cut:
-        with_sink = added.with_sink(scores) if added.sinks is not None else scores
+        with_sink = added.summed(scores)
         weights = torch.exp(with_sink - with_sink.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min))
         tiny = torch.finfo(scores.dtype).tiny
         shares = weights[..., : scores.shape[-1]] / weights.sum(-1, keepdim=True).clamp(min=tiny)
@@ -100,10 +100,10 @@ def _rows(scores: torch.Tensor, value: torch.Tensor, added: terms.Terms, cut: fl
         )
         largest = scores.masked_fill(torch.isneginf(scores), 0).abs().amax(-1, keepdim=True)
         return low + torch.copysign(cut / 2 * largest * spread.clamp(min=0).sqrt(), low - exact)
-    if not added.may_hide and added.sinks is None:
+    if not added.may_hide and not added.scoring.sums:
         return torch.softmax(scores, -1) @ value
     unseen = torch.isneginf(scores).all(-1, keepdim=True)
-    weights = torch.softmax(added.with_sink(scores), -1)[..., : scores.shape[-1]].masked_fill(unseen, 0)
+    weights = torch.softmax(added.summed(scores), -1)[..., : scores.shape[-1]].masked_fill(unseen, 0)
     return weights.to(value.dtype) @ value
 
 
@@ -136,7 +136,7 @@ def exact_lse(
                 query = q[b, head : head + 1, first : first + rows].double()
                 chunk = slice(first, first + query.shape[-2])
                 added = terms.terms_of(own, others, b, slice(head, head + 1), chunk, q.device)
-                scores = added.with_sink(added.apply((query * problem.softmax_scale) @ key.T))
+                scores = added.summed(added.apply(added.scaled(query) @ key.T))
                 out[b, head, first : first + rows] = torch.logsumexp(scores, -1)[0]
     return out
 

@@ -11,7 +11,8 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import SCALES
-from evoattn.model.score import FLAGS, SCORE, WHOLE, Name, Tree, evaluate
+from evoattn.model.score import FLAGS, SCORE, WHOLE, evaluate
+from evoattn.model.scoring import Scoring
 
 OWN_NUMBERS = 4
 """Values of a table of whole numbers: of documents, say, of which keys and queries share some."""
@@ -87,14 +88,11 @@ def make_terms(
 class Terms:
     """What the problem does to a block of scores `[heads, rows, seqlen_k]`."""
 
-    scoring: Tree | None
-    """See `AttentionProblem.scoring`; None where scores stay."""
+    scoring: Scoring
     values: Mapping[str, torch.Tensor | int]
     """Those of its indices and tables."""
     visible: torch.Tensor | None
     """Bool that broadcasts over the scores; None without a mask."""
-    sinks: torch.Tensor | None
-    """`[heads]`."""
     adds: bool
     """Whether something is added, in float32 or better."""
 
@@ -107,16 +105,18 @@ class Terms:
         """The scores changed, and what is hidden at -inf."""
         if self.adds:
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.scoring is not None:
-            scores = evaluate(self.scoring, {**self.values, SCORE: scores}, torch)
+        scores = evaluate(self.scoring.whole, {**self.values, SCORE: scores}, torch)
         return scores if self.visible is None else scores.masked_fill(~self.visible, float("-inf"))
 
-    def with_sink(self, scores: torch.Tensor) -> torch.Tensor:
-        """The scores and one more column, that of the sinks if there are any."""
-        if self.sinks is None:
-            return scores
-        column = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-        return torch.cat((scores, column), -1)
+    def scaled(self, query: torch.Tensor) -> torch.Tensor:
+        """A query whose products are scaled scores."""
+        scaled: torch.Tensor = evaluate(self.scoring.scaled, {SCORE: query}, torch)
+        return scaled
+
+    def summed(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores, and as further columns `Scoring.sums`."""
+        sums = (evaluate(one, self.values, torch).to(scores.dtype) for one in self.scoring.sums)
+        return torch.cat((scores, *(one.expand(*scores.shape[:-1], 1) for one in sums)), -1)
 
 
 def terms_of(
@@ -146,6 +146,5 @@ def terms_of(
     visible = None if problem.masking.kind is MaskKind.FULL else problem.band.sees(queries, keys)
     if problem.blocks:
         visible = block_list.visible(problem, given, batch, heads, rows)
-    scoring = None if problem.scoring == Name(SCORE) else problem.scoring
     adds = bool(problem.alibi or problem.bias or problem.score)
-    return Terms(scoring, values, visible, given["sinks"][heads] if problem.sink else None, adds)
+    return Terms(problem.scoring, values, visible, adds)

@@ -23,7 +23,6 @@ from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.scales import ANSWERED, ROUNDED, scale_shapes, scale_strides, why_no_scales
 from evoattn.model.score import (
     INTEGERS,
-    SCORE,
     Apply,
     Name,
     Score,
@@ -33,8 +32,8 @@ from evoattn.model.score import (
     parse_predicate,
     parse_score,
     parse_tables,
-    replaced,
 )
+from evoattn.model.scoring import Scoring, scoring_of
 from evoattn.model.sequences import Sequences, parse_sequences, with_room
 from evoattn.model.variant import SMALL_PAGE, VARIANTS, fault_of, parse_window
 
@@ -236,22 +235,9 @@ class AttentionProblem:
         return (*parse_tables(self.tables), *made)
 
     @cached_property
-    def scoring(self) -> Tree:
-        """All that is done to a scaled score: what `named_scoring` says, then the problem's own expression."""
-        return replaced(self.own_score.tree, Name(SCORE), self.named_scoring) if self.own_score else self.named_scoring
-
-    @cached_property
-    def named_scoring(self) -> Tree:
-        """The softcap, then what slopes or a bias add."""
-        tree, shapes = parse_score(SCORE).tree, self.term_shapes
-        if self.softcap:
-            tree = parse_score(f"{float(self.softcap)!r}*tanh(s/{float(self.softcap)!r})").tree
-        added_ones = (("slopes", "fp32", "-slopes[h]*abs(q+d-k)"), ("bias", self.answer.name, "bias[b,h,q,k]"))
-        for name, dtype, added in added_ones:
-            if name in shapes:
-                table = Table(name, dtype, shapes[name], name)
-                tree = replaced(parse_score(f"s+{added}", (table,)).tree, Name(SCORE), tree)
-        return tree
+    def scoring(self) -> Scoring:
+        """What is done to scores."""
+        return scoring_of(self)
 
     @cached_property
     def compiled_variants(self) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ def _heads_are_rows(problem: AttentionProblem) -> bool:
 
 def _score_mod(problem: AttentionProblem, tensors: Tensors) -> ScoreMod | None:
     """What is done to a scaled score of batch b, head h, query i and key j; None for nothing."""
-    tree = problem.scoring
+    tree = problem.scoring.whole
     if tree == Name(SCORE):
         return None
 

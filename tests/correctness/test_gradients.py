@@ -64,8 +64,7 @@ def scores_of(problem, leaves, b, rows=None, keys=None, number=None):
         others["b"] = torch.tensor(number)
     added = terms_of(alone, others, b, slice(0, problem.heads), slice(0, q.shape[1]), q.device)
     scores = q @ k.mT * problem.softmax_scale
-    if added.scoring is not None:
-        scores = evaluate(added.scoring, {**added.values, SCORE: scores}, torch)
+    scores = evaluate(added.scoring.whole, {**added.values, SCORE: scores}, torch)
     if added.visible is not None:
         scores = scores.masked_fill(~added.visible, -math.inf)
     used = torch.arange(k.shape[1]) < alone.key_lengths[b]

@@ -427,3 +427,21 @@ def test_which_scores_stay_finite(text, finite):
         for at in itertools.product(*EXTREMES.values()):
             found = evaluate(tree, values(**dict(zip(EXTREMES, map(torch.tensor, at), strict=True))), torch)
             assert torch.as_tensor(found).isfinite().all()
+
+
+def test_an_answer_is_made_of_what_a_problem_says_of_scores():
+    problem = parse_shape("B=1 H=3 Sq=5 Sk=9 D=16 dtype=fp32 scale=0.3 softcap=4 alibi=1 sink=1 score=s+0.1*k")
+    tensors = make_inputs(problem, 7, "cpu")
+    q, k, v = (tensors[name].double() for name in "qkv")
+    given = tensors | {
+        "h": torch.arange(3).view(-1, 1, 1),
+        "q": torch.arange(5).view(-1, 1),
+        "k": torch.arange(9),
+        "d": 4,
+    }
+    scaled = evaluate(problem.scoring.scaled, {SCORE: q @ k.mT}, torch)
+    scores = evaluate(problem.scoring.whole, given | {SCORE: scaled}, torch)
+    sums = [evaluate(one, given | {SCORE: scores}, torch).expand(1, 3, 5, 1) for one in problem.scoring.sums]
+    found = torch.softmax(torch.cat((scores, *sums), -1), -1)[..., :9] @ v
+    torch.testing.assert_close(found, make_answer(problem, tensors, double=True)["o"].values, rtol=1e-12, atol=1e-12)
+    assert len(sums) == 1 and torch.equal(scaled, 0.3 * (q @ k.mT))

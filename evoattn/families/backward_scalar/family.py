@@ -215,8 +215,8 @@ def score_given(problem: AttentionProblem) -> list[Given]:
 
 
 def _whole(problem: AttentionProblem) -> Tree:
-    """`AttentionProblem.scoring`, with the softcap and the bias by their names."""
-    tree = _named(problem.with_(softcap=0.0).scoring)
+    """`Scoring.whole`, with the softcap and the bias by their names."""
+    tree = _named(problem.with_(softcap=0.0).scoring.whole)
     if not problem.softcap:
         return tree
     return replaced(tree, Name(SCORE), Apply("*", (CAP, Apply("tanh", (Apply("/", (Name(SCORE), CAP)),)))))
