@@ -100,18 +100,21 @@ def scores(
 ) -> list[float]:
     """The `Cost.score` of many configs that were not compiled, infinite where no block fits; half the time of one by
     one. `correction`: that of the card's calibration unless given. Trees are asked of those whose physical part is
-    `within` so many times the least of their family; what they say of its others is taken to be the most that they say
-    of these."""
+    `within` so many times the least of their family, unless that is beyond its square times the least of all; what they
+    say of the others is taken to be the most that they say of these."""
     known, factors = fitted or load(), dict[int, float]()
     model = Model(gpu, known, correction_of(gpu) if correction is None else correction)
     parts = {i: part for i, c in enumerate(configs) if (part := physical_part(problem, c, gpu, 0, known))}
+    least = min((part.us for part in parts.values()), default=0.0)
     for family in {configs[i].family for i in parts}:
         mine = [i for i in parts if configs[i].family == family]
-        least = min(parts[i].us for i in mine)
-        near = [i for i in mine if parts[i].us <= within * least]
-        found = model.factors(problem, [configs[i] for i in near], [parts[i] for i in near]).tolist()
-        factors |= dict.fromkeys(mine, max(found)) | dict(zip(near, found, strict=True))
-    return [parts[i].corrected(factors[i]) if i in parts else math.inf for i in range(len(configs))]
+        own = min(parts[i].us for i in mine)
+        if own <= within * within * least:
+            near = [i for i in mine if parts[i].us <= within * own]
+            found = model.factors(problem, [configs[i] for i in near], [parts[i] for i in near])
+            factors |= zip(near, found.tolist(), strict=True)
+    most = max(factors.values(), default=1.0)
+    return [parts[i].corrected(factors.get(i, most)) if i in parts else math.inf for i in range(len(configs))]
 
 
 @lru_cache(maxsize=64)
