@@ -30,6 +30,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, KernelConfig, Value
+from evoattn.model.timing import Timing
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import bits_of, families_of, group_of
@@ -222,7 +223,8 @@ Place = tuple[Group, int]
 
 @dataclass(frozen=True)
 class Checked:
-    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the pick has none."""
+    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the pick has none, or that of a probe
+    alone, as it was far behind."""
 
     problem: str
     group: str
@@ -317,7 +319,8 @@ def check(
     result = engine.final(group, index, list(distinct.values()), replace(COMPARISON, samples=rounds), peers)
     times, timings = result.right_us, result.timings
     faults = {id: timing.disqualified for id, timing in timings.items() if timing.disqualified}
-    wrong = "" if ours and ours.id in times else faults.get(ours.id, "It has no time.") if ours else "no pick"
+    mine = timings.get(ours.id, Timing((), {})) if ours else Timing((), {"out": "no pick"})
+    wrong = "" if ours and ours.id in times else mine.disqualified or mine.protocol.get("out", "It has no time.")
     right = [k for k in distinct.values() if k.id in times]
     for kernel in right:
         kernel.state = "right"
@@ -330,7 +333,7 @@ def check(
         group_of(problem),
         (ours.family, ours.params) if ours else None,
         wrong,
-        times.get(ours.id) if ours else None,
+        mine.median_us if mine.samples_us and not mine.disqualified else None,
         best,
         (winner.family, winner.params) if winner else None,
         sum(index in kernel.times for kernel in group.kernels.values()),

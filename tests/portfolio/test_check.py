@@ -20,16 +20,19 @@ H100 = lookup("h100")
 PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bshd")
 
 
+FAULTS = {"disqualified": "it is wrong", "out": "it is far behind"}
+
+
 class FakeEngine:
-    """Every kernel is right and takes 11 µs, or 10 if it is known; those that are `wrong` are disqualified, and the
-    peer `broken` refuses."""
+    """Every kernel is right and takes 11 µs, or 10 if it is known; those with one of FAULTS have that, and the peer
+    `broken` refuses."""
 
     def final(self, group, index, kernels, protocol, peers):
         assert protocol.proves and protocol.samples == 3
         timings = {p: Timing((20.0,), {}) for p in peers if p != "broken"}
         for kernel in kernels:
             samples = (9.0, 10.0, 11.0) if kernel.params.get("known") else (10.0, 11.0, 12.0)
-            faults = {"disqualified": "it is wrong"} if kernel.params.get("wrong") else {}
+            faults = {name: said for name, said in FAULTS.items() if kernel.params.get(name)}
             timings[kernel.id] = Timing(() if kernel.params.get("lost") else samples, faults)
         return FinalResult(timings, {"broken": "the context is lost"} if "broken" in peers else {})
 
@@ -49,17 +52,18 @@ def test_a_peer_that_refuses_costs_no_regret(peer, refusals):
 
 def test_a_kernel_that_proves_wrong_wins_nothing_and_is_named():
     chosen = pick(PROBLEM, H100)
-    wrong = Kernel("flash_mma", {"known": 1, "wrong": 1})
+    wrong = Kernel("flash_mma", {"known": 1, "disqualified": 1})
     row = check(FakeEngine(), place_of(PROBLEM, chosen), chosen, 3, (), [wrong])
     assert row.regret == 1.0 and row.fault == f"flash_mma {wrong.id}: it is wrong" and not row.wrong
 
 
-@pytest.mark.parametrize(("fault", "said"), [("lost", "It has no time."), ("wrong", "it is wrong")])
+@pytest.mark.parametrize(("fault", "said"), [("lost", "It has no time."), *FAULTS.items()])
 def test_a_pick_that_has_no_time_says_why(fault, said):
     chosen = pick(PROBLEM, H100)
     chosen = replace(chosen, config=KernelConfig(chosen.family, {fault: 1}))
     row = check(FakeEngine(), place_of(PROBLEM), chosen, 3, ("flash",))
     assert row.wrong == said and not row.fault and row.winner is None
+    assert row.pick_us == (11.0 if fault == "out" else None), "the probe's"
 
 
 def test_known_kernels_take_part():
