@@ -1,6 +1,5 @@
 """optuna-dashboard's pages of a study, in headless Chromium."""
 
-import shutil
 import threading
 
 import pytest
@@ -8,26 +7,15 @@ import pytest
 from evoattn.dashboard.serve import Dashboard, listen
 from evoattn.storage import Storage
 from tests.report.report_studies import timed_study
+from tests.support.browser import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="module")
 def browser():
     pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs Selenium (pip install '.[test]')")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("needs Chromium and its driver (apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_argument("--window-size=1280,1000")
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    yield from chromium("--window-size=1280,1000")
 
 
 @pytest.fixture(scope="module")

@@ -3,56 +3,26 @@
 import gc
 
 import pytest
-import torch
 
 from evoattn.evaluation.memory import Memory
 from evoattn.model.shape_text import parse_shape
 from evoattn.timing.clock import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, repeat
 from evoattn.timing.timer import Timer
+from tests.timing.clocked import CpuBackend, Kernel, Passed
 
 SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))
-
-
-class CpuBackend:
-    device = torch.device("cpu")
-
-    def prepare(self, compiled, launches, buffers):
-        return lambda: compiled(buffers)
-
-
-class Kernel:
-    """Stands where a `BuiltKernel` stands; `us` is what a call takes, None that it does not launch."""
-
-    def __init__(self, us=None, sizes=()):
-        self.us, self.sizes, self.buffers, self.calls = us, dict(sizes), {}, 0
-
-    def compiled(self, buffers):
-        self.buffers = buffers
-        self.calls += 1
-        Stopwatch.passed += self.us
-
-    def workspace(self, problem):
-        return self.sizes
-
-    def unordered(self, problem):
-        return ()
-
-    def launches(self, problem):
-        return ()
 
 
 class Stopwatch(Clock):
     """Counts what the fakes say that they take."""
 
-    passed = 0.0
-
     def __init__(self):
         pass
 
     def elapsed(self, work):
-        before = Stopwatch.passed
+        before = Passed.us
         work()
-        return Stopwatch.passed - before
+        return Passed.us - before
 
 
 @pytest.mark.parametrize("us, calls", ((20, 3), (900, 3), (20_000, 2)))
@@ -61,7 +31,7 @@ def test_a_launch_that_the_cpu_was_late_with_is_no_estimate_but_of_calls_that_ta
 
     def call():
         made.append(us)
-        Stopwatch.passed += us + (3000 if len(made) == 2 and us < 10_000 else 0)  # the first only loads the kernel
+        Passed.us += us + (3000 if len(made) == 2 and us < 10_000 else 0)  # the first only loads the kernel
 
     assert Stopwatch().first(call) == pytest.approx(us) and len(made) == calls
 

@@ -1,7 +1,6 @@
 """The page in headless Chromium, wide and narrow, light and dark. Debian: apt-get install chromium chromium-driver."""
 
 import json
-import shutil
 
 import pytest
 
@@ -9,11 +8,10 @@ from evoattn.model.records import TrialState
 from evoattn.model.space import spelling
 from evoattn.report import render_html, summarise
 from tests.report.report_studies import add, make_study
+from tests.support.browser import chromium
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 LONG = "heads_reversed_twice"
 COUNTS = {"flash_wgmma": {"tensor cores": 58, "floating point": 460}}
 HEIGHTS = {1280: 900, 390: 844}
@@ -22,17 +20,7 @@ HEIGHTS = {1280: 900, 390: 844}
 
 @pytest.fixture(scope="module")
 def browser():
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs Selenium (pip install '.[test]')")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("needs Chromium and its driver (apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    yield from chromium(**{"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}})
 
 
 @pytest.fixture(scope="module")

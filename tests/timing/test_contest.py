@@ -18,52 +18,23 @@ from evoattn.timing.contest import Contest
 from evoattn.timing.protocol import ORDER
 from evoattn.timing.timed_run import TimingSetup
 from evoattn.timing.timer import Timer
+from tests.timing.clocked import CpuBackend, Kernel, Passed
 
 LARGE = parse_shape("B=1,H=2,S=300,D=64,dtype=fp16,mask=full")
-
-
-class CpuBackend:
-    device = torch.device("cpu")
-
-    def prepare(self, compiled, launches, buffers):
-        return lambda: compiled(buffers)
-
-
-class Kernel:
-    """Stands where a `BuiltKernel` stands; `us` is what a call takes, None that it does not launch."""
-
-    def __init__(self, us=None):
-        self.us, self.buffers, self.calls = us, {}, 0
-
-    def compiled(self, buffers):
-        if self.us is None:
-            raise LaunchError("no")
-        self.buffers = buffers
-        self.calls += 1
-        StopwatchTimer.passed += self.us
-
-    def workspace(self, problem):
-        return {}
-
-    def unordered(self, problem):
-        return ()
-
-    def launches(self, problem):
-        return ()
 
 
 class StopwatchTimer(Timer):
     """Counts what the fakes say that they take."""
 
-    launch_us = passed = 0.0
+    launch_us = 0.0
 
     def __init__(self):
         pass
 
     def queue(self, work):
-        before = StopwatchTimer.passed
+        before = Passed.us
         work()
-        took = StopwatchTimer.passed - before
+        took = Passed.us - before
         return lambda: took
 
     @contextmanager
@@ -106,7 +77,7 @@ def test_a_peer_far_behind_the_fastest_of_all_has_no_rounds(monkeypatch):
     def takes(us):
         def make(problem, tensors):
             def call():
-                StopwatchTimer.passed += us
+                Passed.us += us
                 return answer
 
             answer = PEERS["math"].make(problem, tensors)()
