@@ -1,10 +1,21 @@
 """What attention itself does between the product of a query and a key and the softmax, as expressions (`score.py`)."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from evoattn.model.score import SCORE, Load, Name, Number, Table, Tree, applied, load, parse_score, replaced
 
+CAP = Name("cap")
+CAPPED = replaced(parse_score("2.0*tanh(s/2.0)").tree, Number(2.0), CAP)
+"""The softcap, of a scaled score and `CAP`."""
 SINK = load(Table("sinks", "fp32", (1,), "sinks"), (Name("h"),))
+
+
+@cache
+def added(table: Table) -> Tree:
+    """What slopes or a bias, by the table's name, add to a score."""
+    text = {"slopes": "s+-slopes[h]*abs(q+d-k)", "bias": "s+bias[b,h,q,k]"}[table.name]
+    return parse_score(text, (table,)).tree
 
 
 class Scoring(NamedTuple):
@@ -24,12 +35,11 @@ class Scoring(NamedTuple):
 def scoring_of(problem: Any) -> Scoring:
     """That of a problem of attention."""
     tree: Tree = Name(SCORE)
-    if cap := float(problem.softcap):
-        tree = parse_score(f"{cap!r}*tanh(s/{cap!r})").tree
-    added_ones = (("slopes", "fp32", "-slopes[h]*abs(q+d-k)"), ("bias", problem.answer.name, "bias[b,h,q,k]"))
-    for name, dtype, added in added_ones:
+    if problem.softcap:
+        tree = replaced(CAPPED, CAP, Number(float(problem.softcap)))
+    for name, dtype in (("slopes", "fp32"), ("bias", problem.answer.name)):
         if shape := problem.term_shapes.get(name):
-            tree = replaced(parse_score(f"s+{added}", (Table(name, dtype, shape, name),)).tree, Name(SCORE), tree)
+            tree = replaced(added(Table(name, dtype, shape, name)), Name(SCORE), tree)
     whole = replaced(problem.own_score.tree, Name(SCORE), tree) if problem.own_score else tree
     scaled = applied("*", (Name(SCORE), Number(problem.softmax_scale)))
     return Scoring(scaled, tree, whole, (SINK,) if problem.sink else ())

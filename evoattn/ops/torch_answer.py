@@ -14,7 +14,8 @@ from torch import Tensor
 
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, CAUSAL_UPPER_LEFT
-from evoattn.model.score import INDICES
+from evoattn.model.score import INDICES, SCORE, Table, evaluate
+from evoattn.model.scoring import CAP, CAPPED, added
 from evoattn.ops.arguments import (
     ALIGNMENT,
     BIAS,
@@ -260,9 +261,13 @@ def scores_of(call: Call, queries: Tensor, keys: Tensor, rows: slice, diagonal: 
     many heads as queries."""
     scores = (wide(queries) * _factor(call)) @ keys.transpose(-1, -2)
     if call.softcap:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    if call.term(SLOPES) is not None or call.term(BIAS) is not None:
-        scores = scores + _added(call, rows, diagonal)
+        scores = evaluate(CAPPED, {SCORE: scores, CAP.name: call.softcap}, torch)
+    if (slopes := call.term(SLOPES)) is not None:
+        sides = zip("hqk", _ranges(slice(len(slopes)), rows, slice(keys.shape[-2]), device=keys.device), strict=True)
+        scores = evaluate(_WITH_SLOPES, {SCORE: scores, "slopes": slopes.float(), **dict(sides), "d": diagonal}, torch)
+    elif (bias := call.term(BIAS)) is not None:
+        of_rows = bias if bias.dim() < 2 or bias.shape[-2] == 1 else bias[..., rows, :]
+        scores = evaluate(_WITH_BIAS, {SCORE: scores, "bias": _Elements(of_rows), **dict.fromkeys("bhqk", 0)}, torch)
     if call.score is not None:
         scores = call.score.of(scores, _indices(call, rows, diagonal))
     if (hidden := _hidden(call, rows, diagonal)) is not None:
@@ -334,26 +339,33 @@ def log_sum_exp(call: Call) -> Tensor:
     return torch.cat(parts, dim=-1).float()
 
 
-def _added(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor:
-    """What slopes or a bias add to the scores of some rows: float32 slopes, a bias in its own dtype."""
-    if (bias := call.term(BIAS)) is not None:
-        return bias if bias.dim() < 2 or bias.shape[-2] == 1 else bias[..., rows, :]
-    slopes, device = call.term(SLOPES), call.query.device
-    assert slopes is not None
-    queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
-    distance = (torch.arange(call.key.shape[-2], device=device) - queries - diagonal).abs()
-    return -slopes.float()[:, None, None] * distance
-
-
 def _indices(call: Call, rows: slice, diagonal: int | Tensor) -> dict[str, int | Tensor]:
     """Those of `Score`, which broadcast over the scores `[batch, heads, rows, seqlen_k]`."""
     batch, heads = call.query.shape[:2]
-    sides = slice(batch), slice(heads), rows, slice(call.key.shape[2])
-    made = (
-        torch.arange(one.start or 0, one.stop, device=call.query.device).view(-1, *(1,) * (3 - i))
-        for i, one in enumerate(sides)
-    )
-    return dict(zip(INDICES, (*made, diagonal), strict=True))
+    sides = _ranges(slice(batch), slice(heads), rows, slice(call.key.shape[2]), device=call.query.device)
+    return dict(zip(INDICES, (*sides, diagonal), strict=True))
+
+
+def _ranges(*sides: slice, device: torch.device) -> list[Tensor]:
+    """The whole numbers of each side of a tensor, which broadcast over it."""
+    made = [torch.arange(one.start or 0, one.stop, device=device) for one in sides]
+    return [one.view(-1, *(1,) * (len(made) - 1 - i)) for i, one in enumerate(made)]
+
+
+_WITH_SLOPES = added(Table("slopes", "fp32", (1,), "slopes"))
+_WITH_BIAS = added(Table("bias", "fp32", (1,) * 4, "bias"))
+
+
+class _Elements:
+    """A table that has the wanted elements of all scores, whatever the indices."""
+
+    shape = (1,) * 4
+
+    def __init__(self, elements: Tensor) -> None:
+        self.elements = elements
+
+    def __getitem__(self, places: Any) -> Tensor:
+        return self.elements
 
 
 def _hidden(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor | None:

@@ -23,6 +23,7 @@ from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import SCORE, Apply, Load, Name, Number, Table, Tree, derivative, parts, replaced
 from evoattn.model.score_cuda import in_cuda
+from evoattn.model.scoring import CAPPED
 from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 256
@@ -164,8 +165,6 @@ def why_too_big(problem: AttentionProblem, genes: BackwardScalarGenes, gpu: GpuS
     )
 
 
-CAP = Name("cap")
-"""The softcap, which is an argument: it is no part of a kernel's code."""
 BIAS = Name("biased")
 """The element of the bias, whose strides are arguments, as a caller's may be any."""
 BIAS_STRIDES = ("bias_batch_stride", "bias_head_stride", "bias_row_stride")
@@ -215,11 +214,9 @@ def score_given(problem: AttentionProblem) -> list[Given]:
 
 
 def _whole(problem: AttentionProblem) -> Tree:
-    """`Scoring.whole`, with the softcap and the bias by their names."""
+    """`Scoring.whole`, with the softcap and the bias by their names: both are arguments of a kernel."""
     tree = _named(problem.with_(softcap=0.0).scoring.whole)
-    if not problem.softcap:
-        return tree
-    return replaced(tree, Name(SCORE), Apply("*", (CAP, Apply("tanh", (Apply("/", (Name(SCORE), CAP)),)))))
+    return replaced(tree, Name(SCORE), CAPPED) if problem.softcap else tree
 
 
 def _named(tree: Tree) -> Tree:
