@@ -32,7 +32,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 GUARDS = ("strict", "stacklevel", "daemon")
 """Keywords of `zip`, of warnings and of threads: without them all else is as it was, but where the program itself has a
 fault, for the line that a warning names, and as the process ends."""
-SYMMETRIC = ("min", "max", "minimum", "maximum", "gcd", "transpose", "times")
+SYMMETRIC = ("min", "max", "minimum", "maximum", "gcd", "lcm", "transpose", "times", "equal", "allclose", "isclose")
 """Functions that do not tell their arguments apart."""
 KEYED = ("get", "pop", "setdefault", "add", "discard")
 """Methods of dicts and sets, whose first argument is a key."""
