@@ -338,6 +338,7 @@ def copies(jobs: int) -> Iterator[ProcessPoolExecutor]:
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (Path(folder),)) as pool,
     ):
+        Path(folder).chmod(0o711)  # a PostgreSQL server of the tests is another user's
         yield pool
 
 

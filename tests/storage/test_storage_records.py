@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
 from evoattn.model import gpu
 from evoattn.model.named_problems import named_problems
@@ -24,6 +24,8 @@ def test_records_come_back_as_they_went_in(either, url, plain):
     bare = either.record(
         study, KernelConfig("flash_mma", {"BLOCK_M": 1}), None, Evaluation(TrialState.INVALID_CONFIG, "Too small.")
     )
+    unsaid = " AND ".join(f"{column} IS NULL" for column in ("compile_options", "compile_warnings", "validation"))
+    assert either._read(lambda c: c.scalar(text(f"SELECT number FROM trials WHERE {unsaid}"))) == bare.number
     either.close()
     again = Storage.open(url, create=False)
     assert (

@@ -48,13 +48,13 @@ class StopwatchTimer(Timer):
         pass
 
 
-def final(kernels, peers=None, protocol=ORDER):
-    """The result of kernels by name beside peers."""
+def final(kernels, peers=None, protocol=ORDER, told=lambda name: None):
+    """The result of kernels by name beside peers. `told`: whose turn it is."""
     case = make_case("own", LARGE, 0, "cpu") if peers else unanswered(LARGE, 0, "cpu")
     arena = make_arena(case, {}, torch.device("cpu"))
     arena.arm()
     setup = TimingSetup(CpuBackend(), StopwatchTimer(), "warm", case, case, None)
-    contest = Contest(setup, GPUS["h100"], Clocks(""), arena, protocol, lambda: True, lambda name: None)
+    contest = Contest(setup, GPUS["h100"], Clocks(""), arena, protocol, lambda: True, told)
     return contest.hold(kernels, peers or {})
 
 
@@ -65,10 +65,11 @@ def test_who_fails_is_out_and_the_others_go_on():
 
 
 def test_what_its_probe_shows_far_behind_has_no_rounds():
-    near, behind = Kernel(us=20.0), Kernel(us=32.0)
-    result = final({"near": near, "behind": behind})
+    near, behind, turns = Kernel(us=20.0), Kernel(us=32.0), []
+    result = final({"near": near, "behind": behind}, told=turns.append)
+    assert turns.count("near") == turns.count("behind") + 2 + ORDER.samples  # captured and weighed, and each round
     assert result.right_us == {"near": 20.0, "behind": 32.0} and len(result.timings["behind"].samples_us) == 1
-    assert near.calls > 2 * behind.calls
+    assert near.calls > 5 * behind.calls
 
 
 def test_a_peer_far_behind_the_fastest_of_all_has_no_rounds(monkeypatch):
