@@ -45,8 +45,12 @@ def rests_when_timed(launch: Launch) -> None:
 
 
 def works_on_every_third_launch_when_timed(launch: Launch) -> None:
-    if launch.count < CHECKED or launch.count % 3 == 0:
-        launch.write()
+    """The others leave one number out."""
+    out = launch.views["o"]
+    before = out[0, 0, 0, 0].clone()
+    launch.write()
+    if launch.count >= CHECKED and launch.count % 3:
+        out[0, 0, 0, 0] = before
 
 
 def changes_its_inputs_when_timed(launch: Launch) -> None:

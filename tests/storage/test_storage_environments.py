@@ -1,5 +1,8 @@
 """Where a trial ran is kept with the trial, once for all that ran there, and never made up for old ones."""
 
+import re
+import subprocess
+
 import pytest
 from alembic import command
 from alembic.config import Config
@@ -7,7 +10,7 @@ from sqlalchemy import create_engine
 
 from evoattn.model.gpu import DetectedDevice
 from evoattn.model.paths import MIGRATIONS
-from evoattn.storage import Storage, StorageError
+from evoattn.storage import Storage, StorageError, versions
 from evoattn.storage.versions import collect, differences
 from tests.storage.storage_records import make_study, record, timing
 
@@ -83,3 +86,17 @@ def test_a_device_is_told_from_others_of_its_kind():
     facts = collect(DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0", "GPU-1"))
     assert (facts["device"], facts["driver"], facts["uuid"]) == ("NVIDIA H100", "CUDA 13.0", "GPU-1")
     assert "uuid" not in collect(DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0"))
+
+
+def test_the_commit_says_whether_files_differ_from_it(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    assert versions._commit.__wrapped__() == "unknown"
+    (tmp_path / "file").write_text("a")
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "a"]):
+        git(*words)
+    assert re.fullmatch(r"[0-9a-f]{12}", clean := versions._commit.__wrapped__())
+    (tmp_path / "file").write_text("b")
+    assert versions._commit.__wrapped__() == clean + "+"
