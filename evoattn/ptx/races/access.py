@@ -27,11 +27,12 @@ class Access:
 
 
 def expand(index: Numbers, size: int, actors: Numbers, shift: int) -> tuple[Numbers, Numbers]:
-    """(granule, actor) of each granule of 2^`shift` bytes that accesses of `size` bytes touch."""
+    """(granule, actor) of each granule of 2^`shift` bytes that accesses of `size` bytes touch: the first granule of
+    all accesses, then the second, as rows of so many numbers are made many times as fast as rows of four."""
     granules, count = index >> shift, max(size >> shift, 1)
     if count == 1:
         return granules, actors
-    return (granules[:, None] + np.arange(count)).ravel(), np.repeat(actors, count)
+    return (np.arange(count)[:, None] + granules).ravel(), np.concatenate([actors] * count)
 
 
 class Accesses:

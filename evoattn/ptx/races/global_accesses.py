@@ -14,7 +14,7 @@ from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction, Kernel
 from evoattn.ptx.program.threads import WARP, Threads
-from evoattn.ptx.races.access import READ
+from evoattn.ptx.races.access import READ, expand
 from evoattn.ptx.races.global_order import GlobalOrder, orders_blocks
 from evoattn.ptx.races.granules import global_granule
 from evoattn.ptx.races.grid_dependency import GridDependency, Touched
@@ -120,7 +120,7 @@ class GlobalRaces:
         else:
             self._written_buffers |= buffers
             self.order_of_blocks.overwrite(first, last, index)
-        granules, actors = self._expand(index, size, threads)
+        granules, actors = expand(index, size, threads, self._shift)
         self._check_read_only(kind, granules, ins)
         self._check_against_writes(kind, granules, actors, ins)
         self._check_against_strong(kind, granules, actors, ins)
@@ -140,7 +140,7 @@ class GlobalRaces:
         buffers = {self.memory.buffer_at(int(index.min())), self.memory.buffer_at(int(index.max()))}
         self._read_buffers |= buffers
         self._written_buffers |= buffers if writes else set()
-        granules, actors = self._expand(index, size, threads)
+        granules, actors = expand(index, size, threads, self._shift)
         self._check_against_writes("atomically accesses", granules, actors, ins)
         if writes:
             self._check_against_reads(granules, actors, ins)
@@ -148,12 +148,6 @@ class GlobalRaces:
         self._strong.add(granules, actors + self._first_thread, self.order.now, writes)
 
     # ---- checking
-
-    def _expand(self, index: Numbers, size: int, threads: Numbers) -> tuple[Numbers, Numbers]:
-        granules, count = index >> self._shift, max(size >> self._shift, 1)
-        if count == 1:
-            return granules, threads
-        return (granules[:, None] + np.arange(count)).ravel(), np.repeat(threads, count)
 
     def _unordered(self, actors: Numbers, others: Numbers, time: Numbers) -> Mask:
         """Bool: which accesses by other threads of the grid are not ordered before what these threads of the machine do

@@ -56,6 +56,8 @@ THREAD_BITS = 20
 THREAD_MASK = (1 << THREAD_BITS) - 1
 _LOG_LIMIT = 1 << 22
 """Accesses (one per thread) kept before they are checked though nothing synchronized: 32 MiB."""
+_LATEST = (1 << 31 - LANE_BITS) - 2
+"""Time that the table of reads has room for."""
 
 
 class SharedRaces:
@@ -214,14 +216,14 @@ class SharedRaces:
 
     def _check_against_reads(self, accesses: Accesses) -> None:
         last = self.reads.table[accesses.granules]
-        floor = np.asarray(self.order.floor(accesses.actors))
-        limit = (floor[..., None] + 1) << LANE_BITS
+        floor = np.minimum(self.order.floor(accesses.actors), _LATEST).astype(np.int32)  # as wide as the table
+        suspected = last >= (floor[..., None] + 1) << LANE_BITS
         if self.reads.columns > self.threads.cluster_warps:  # what agents read is ordered by no barrier of the block
-            of_warps = np.arange(self.reads.columns) < self.threads.cluster_warps
-            limit = np.where(of_warps, limit, 1 << LANE_BITS)
-        row, column = (last >= limit).nonzero()
-        if not len(row):
+            of_agents = np.s_[:, self.threads.cluster_warps :]
+            suspected[of_agents] = last[of_agents] >= 1 << LANE_BITS
+        if not suspected.any():
             return
+        row, column = suspected.nonzero()
         values = last[row, column].astype(np.int64)
         racing = self.order.unordered(accesses.actors[row], column, values & LANE_MASK, values >> LANE_BITS)
         readers = dict(zip(row[racing].tolist(), column[racing].tolist()))

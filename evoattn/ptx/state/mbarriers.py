@@ -41,8 +41,9 @@ class Mbarriers:
             raise AsyncFault(f"{self.threads.describe(thread)} asks for an mbarrier of {count} arrivals in {ins}.")
         races = self.context.races
         columns, now = (0, 0) if races is None else (races.order.clock.shape[1], races.order.now)
-        known_by = np.arange(self.threads.count) == thread
-        a, b, c, d = (Knowledge.of_nothing(columns) for _ in range(4))
+        known_by = np.zeros(self.threads.count, np.bool_)
+        known_by[thread] = True
+        a, b, c, d = map(Knowledge, np.zeros((4, columns), np.int64))
         offset = self.context.shared.byte(index)
         self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, known_by, a, b, c, d)
         if races is not None:
