@@ -115,6 +115,15 @@ def test_an_empty_batch_goes_to_torch():
         assert listed_mask.attention(q, q, q, mask, None, 0.0, None) is None
 
 
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 200, 200), (3, 1, 200, 200), (2, 1, 200, 199), (2, 1, 199, 200), (2, 200, 200)]
+)
+def test_masks_of_other_shapes_go_to_torch(shape):
+    q, mask = torch.randn(2, 4, 200, 16), torch.ones(shape, dtype=torch.bool)
+    with current.use(Answering(True)):
+        assert listed_mask.attention(q, q, q, mask, None, 0.0, None) is None and not hasattr(mask, listed_mask.MARK)
+
+
 @pytest.mark.parametrize("most", [200 * 200, 200 * 200 - 1])
 def test_a_mask_of_more_elements_than_a_table_has_goes_to_torch(monkeypatch, most):
     """Those of one batch count, where all have the same."""

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from evoattn.integrations.static_cache import TRACES_NO_COPY, filled_places, kernel_serves, padded_places, places_of
+from evoattn.integrations import by_hand
+from evoattn.integrations.static_cache import (
+    TRACES_NO_COPY,
+    attention,
+    filled_places,
+    kernel_serves,
+    padded_places,
+    places_of,
+)
 from evoattn.integrations.transformers import NAME, register
 from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
@@ -97,6 +105,14 @@ def test_filled_places_say_what_a_mask_does():
     assert mask.shape == (2, 1, 3, 30) and mask.sum(-1).flatten().tolist() == [21, 22, 23] * 2
     assert places_of(mask, 2, 30, torch.bfloat16) is None and places_of(None, 2, 30, torch.bfloat16) is None
     assert places_of(mask.int(), 2, 30, torch.bfloat16) is None
+
+
+def test_a_step_has_its_scale_its_soft_cap_and_its_sinks():
+    q, (k, v), sinks = 9 * torch.randn(2, 4, 1, 16), torch.randn(2, 2, 2, 30, 16), torch.randn(4)
+    seen = places_of(filled_places(2, 1, torch.tensor(20)), 2, 30, torch.float32)
+    for more in ((0.5, 0.0, None), (None, 2.0, None), (None, 0.0, sinks)):
+        exact = by_hand.attention(q, k, v, seen.as_mask(1, 30), 0.0, more[0], False, more[1] or None, more[2])
+        torch.testing.assert_close(attention(q, k, v, seen, *more).transpose(1, 2), exact)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
