@@ -102,7 +102,7 @@ def changes_in(path: Path) -> list[tuple[int, str, Callable[[], str]]]:
     return [(c.line, f"{c.kind}: {c.what.strip()}", partial(c.apply, text)) for c in changes_of(text)]
 
 
-SKIPPED, SLOW = "not slow and not browser", "slow and not browser"
+MARKED = "not browser"
 PRELOADED = (
     "torch",
     "numpy",
@@ -116,9 +116,9 @@ PRELOADED = (
 """Imported once; each mutant's tests run in a fork."""
 OWN = ("evoattn", "tests", "scripts", "benchmarks")
 """What this program has of itself, a fork imports again: from the copy, in which the fault is."""
-KILLED, KILLED_SLOW, TIMEOUT, SURVIVED = "killed", "killed, slow", "timeout", "SURVIVED"
+KILLED, TIMEOUT, SURVIVED = "killed", "timeout", "SURVIVED"
 PASSED = "passed so far"
-"""The fast tests of its room pass: tests elsewhere and slow ones have their turn last."""
+"""The quickest tests of the nearest files pass: the others have their turn last."""
 EQUIVALENT = "equivalent"
 """Survived, for a reason that is written down."""
 
@@ -132,7 +132,7 @@ def preload() -> None:
 
 @dataclass(frozen=True)
 class Item:
-    """A fast test without a fault: its seconds, and the places that it ran, by number."""
+    """A test without a fault: its seconds, and the places that it ran, by number."""
 
     seconds: float
     places: frozenset[int] = frozenset()
@@ -263,7 +263,7 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
 
 
 def in_turns(mutant: Mutant, place: int | None, tests: list[str], copied: Path) -> list[list[str]]:
-    """The fast tests that are to notice it, the quickest first, in two turns: those of the nearest files, then those of
+    """The tests that are to notice it, the quickest first, in two turns: those of the nearest files, then those of
     others. They are tests that run the place; in the second turn, since what is kept from an earlier call is not run
     again, all of the nearest files too. `place`: None if each import runs it: then those of the room's `tests`."""
     running = {
@@ -272,7 +272,7 @@ def in_turns(mutant: Mutant, place: int | None, tests: list[str], copied: Path) 
         if place is not None or file in tests
     }
     files = nearest_first(mutant, (file for file, some in running.items() if some), copied)
-    near = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_SLOW]
+    near = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_NEAR]
     first = _within_seconds(name for file in files[:MOST_FILES] for name in running[file])
     more = [name for file in files[MOST_FILES : 4 * MOST_FILES] for name in running[file]]
     more += [name for file in (*files[:MOST_FILES], *near) for name in _ITEMS[file]]
@@ -280,45 +280,24 @@ def in_turns(mutant: Mutant, place: int | None, tests: list[str], copied: Path) 
 
 
 def _within_seconds(names: Iterable[str]) -> list[str]:
-    """The quickest of some tests, as many as end within half of `MOST_SECONDS`."""
+    """The quickest of some tests, as many as end within `MOST_SECONDS`."""
     quickest = sorted((_ITEMS[name.split("::")[0]][name].seconds, name) for name in names)
-    return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < MOST_SECONDS / 2]
+    return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < MOST_SECONDS]
 
 
-MOST_FILES, MOST_SLOW = 8, 3
-"""Files of fast tests in the first turn; of slow tests, which take long."""
-MOST_SECONDS = 100.0
-"""For the tests of a turn: longer ones tell nothing."""
+MOST_FILES, MOST_NEAR = 8, 3
+"""Files of tests in the first turn; files of which all tests run in the second one."""
+MOST_SECONDS = 50.0
+"""Of the tests of a turn, without a fault."""
 
 
 def notice(mutant: Mutant, place: int | None, tests: list[str], copied: Path, deep: bool) -> str:
-    """What becomes of it in the first turn of tests. `deep`: in the second one, then in slow tests."""
+    """What becomes of it in the first turn of tests. `deep`: in the second one."""
     names = in_turns(mutant, place, tests, copied)[int(deep)]
-    if names:
-        seconds = sum(_ITEMS[name.split("::")[0]][name].seconds for name in names)
-        files = [*dict.fromkeys(name.split("::")[0] for name in names)]
-        verdict = run_tests(copied, ["-m", SKIPPED, *files], 25.0 + 4 * seconds, names)
-        if verdict != "passed":
-            return KILLED if verdict == "failed" else TIMEOUT
-    if not deep:
-        return PASSED
-    words = ["-m", SLOW, *nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_SLOW]]
-    if run_tests(copied, words, MOST_SECONDS) == "failed" and _passes_without(mutant, copied, words):
-        return KILLED_SLOW
-    return SURVIVED
-
-
-_PASSES: dict[tuple[str, ...], bool] = {}
-"""By words of pytest, whether the tests pass without a fault."""
-
-
-def _passes_without(mutant: Mutant, copied: Path, words: list[str]) -> bool:
-    """Whether the tests pass without the fault; leaves the fault where it is."""
-    if tuple(words) not in _PASSES:
-        (copied / mutant.file.relative_to(ROOT)).write_text(mutant.file.read_text())
-        _PASSES[tuple(words)] = run_tests(copied, words, MOST_SECONDS) == "passed"
-        (copied / mutant.file.relative_to(ROOT)).write_text(mutant.source)
-    return _PASSES[tuple(words)]
+    seconds = sum(_ITEMS[name.split("::")[0]][name].seconds for name in names)
+    files = [*dict.fromkeys(name.split("::")[0] for name in names)]
+    verdict = run_tests(copied, ["-m", MARKED, *files], 25.0 + 4 * seconds, names) if names else "passed"
+    return {"failed": KILLED, "timeout": TIMEOUT}.get(verdict, SURVIVED if deep else PASSED)
 
 
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
@@ -362,11 +341,11 @@ def _begin(folder: Path) -> None:
 
 
 def sound_file(file: str) -> tuple[Items, list[str]]:
-    """A file's fast tests as they are without a fault, and what is left out, as it fails."""
+    """A file's tests as they are without a fault, and what is left out, as it fails."""
     [copied] = _COPIES
     said_in(copied).unlink(missing_ok=True)
     copied.with_name("ran.txt").unlink(missing_ok=True)
-    verdict = run_tests(copied, ["-m", SKIPPED, file], 600.0, watch=True)
+    verdict = run_tests(copied, ["-m", MARKED, file], 600.0, watch=True)
     rows = [json.loads(line) for line in said_in(copied).read_text().splitlines()] if said_in(copied).exists() else []
     found = {name: Item(seconds, frozenset(places)) for name, failed, seconds, places in rows if not failed}
     left_out = [name for name, failed, *_ in rows if failed]
@@ -470,9 +449,9 @@ def table(rows: list[dict[str, Any]]) -> int:
         lives = row["verdict"] in (PASSED, SURVIVED)
         verdict = EQUIVALENT if lives and is_equivalent(row) else SURVIVED if lives else row["verdict"]
         counts.setdefault(row["room"], Counter())[verdict] += 1
-    words = (KILLED, TIMEOUT, KILLED_SLOW, EQUIVALENT, SURVIVED)
-    print("| room | mutants | killed | timeout | by slow tests | equivalent | survived | noticed of the rest |")
-    print("|---" * 8 + "|")
+    words = (KILLED, TIMEOUT, EQUIVALENT, SURVIVED)
+    print("| room | mutants | killed | timeout | equivalent | survived | noticed of the rest |")
+    print("|---" * 7 + "|")
     shares = [1.0]
     for room, count in sorted(counts.items()):
         shares.append(1 - count[SURVIVED] / max(1, count.total() - count[EQUIVALENT]))

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -11,13 +12,13 @@ import pytest
 from evoattn.engine.group_search import TRIES, GroupSearch
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import OnProblem, Surveyed
-from evoattn.evaluation.workers import WorkerFailed
+from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.tasks import Compiled, OnProblem, Surveyed
+from evoattn.evaluation.workers import Outcome, WorkerFailed
 from evoattn.families.registry import load_space
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
-from evoattn.model.records import Timing
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
 from evoattn.timing.finalists import FinalResult
@@ -153,6 +154,75 @@ def test_what_was_timed_or_found_wrong_since_it_was_chosen_is_not_asked_for():
     assert [*engine._asked] == [(group, timed, (1,)), (group, new, (0, 1))]
     engine.ask([(group, Kernel("split_kv", first.params), (0,))])
     assert not engine._asked
+
+
+@pytest.fixture
+def engine():
+    """Without processes: what is given to them is kept. Of two groups the second is due three times as much."""
+    engine = GroupSearch([group_of_both("one"), replace(group_of_both("two"), weight=3.0)], GPU)
+    engine._compilers = mock.Mock(workers=[])
+    engine._devices = mock.Mock(**{"free.return_value": [mock.Mock()]})
+    engine._clock = mock.Mock(**{"spent.return_value": False})
+    return engine
+
+
+def test_a_group_has_turns_by_its_weight(engine):
+    for _ in range(40):
+        assert engine._begin_next(["worker"])
+    submitted = [call.args[0] for call in engine._compilers.submit.call_args_list]
+    first, second = (sum(pending.group is group for pending in submitted) for group in engine.groups)
+    assert first + second == 40 and 2 * first <= second <= 4 * first
+    assert all(pending.bred is pending.group.kernels[pending.bred.id] for pending in submitted)
+
+
+def test_a_kernel_that_was_asked_for_is_compiled_timed_and_timed_on_more(engine):
+    group, board = engine.groups[0], engine._devices.free()[0]
+    configs = [Kernel("split_kv", config.params) for config in load_space("split_kv", GPU).starting_configs()]
+    kernel = next(one for one in configs if engine.serves(group, one) == [0, 1])
+    engine.ask([(group, kernel, (1,))])
+    assert engine._begin_next(["worker"])
+    pending, worker = engine._compilers.submit.call_args.args
+    assert worker == "worker" and pending.place == (group, kernel) and pending.problem == group.problems[1]
+    assert (pending.indexes, pending.rest, pending.check, pending.again, pending.kernel) == (
+        (1,),
+        (0,),
+        True,
+        False,
+        None,
+    )
+    failure = Evaluation(TrialState.COMPILE_ERROR, "no")
+    for answer in (failure, Compiled(None, failure)):
+        engine._compiled(pending, answer)
+        assert kernel.state == "compile: no" and not engine._ready
+    kernel.state = "new"
+    code = CompiledKernel(
+        b"code", "ptx", CompileInfo(registers=40, spill_store_bytes=8, spill_load_bytes=8, seconds=0.5)
+    )
+    engine._compiled(pending, Compiled(code, None, 3.0))
+    assert engine.compiled == 3 and (kernel.registers, kernel.compile_seconds) == (40, 0.5)
+    engine._feed_boards()
+    timed, task = board.submit.call_args.args
+    assert timed.kernel is code and timed.relative_cost is None and task.problems == (group.problems[1],)
+    engine._take(board, Outcome(timed, Ending.RESULT, Surveyed(((20.0, False),)), 2.0))
+    assert kernel.state == "right" and kernel.times == {1: 20.0} and (engine.measured, engine.busy_seconds) == (1, 2.0)
+    engine._feed_boards()  # nothing fresh waits: a promising kernel is timed on the rest, and is not checked again
+    timed, task = board.submit.call_args.args
+    assert board.submit.call_count == 2 and (timed.indexes, task.check, task.best_us) == ((0,), False, (float("inf"),))
+    engine._feed_boards()
+    engine.ask([(group, kernel, (0, 1))])
+    assert engine._begin_next([]) and engine._ready.take().indexes == (0,)  # it is compiled, and has one of its times
+    assert board.submit.call_count == 2 and engine._compilers.submit.call_count == 1
+
+
+def test_what_is_compiled_is_not_compiled_again(engine):
+    (one, two), (first, second) = engine.groups, load_space("split_kv", GPU).starting_configs()[:2]
+    first, second = Kernel("split_kv", first.params), Kernel("split_kv", second.params)
+    engine._code[one.name, first.id] = CompiledKernel(b"", "", CompileInfo())
+    engine._compilers = mock.Mock(workers=[], busy=0, **{"idle.return_value": ["a", "b", "c"], "poll.return_value": []})
+    engine.compile_all([(one, first), (two, first), (one, second), (one, second)])
+    submitted = [call.args[0] for call in engine._compilers.submit.call_args_list]
+    assert {(pending.group.name, pending.bred.id) for pending in submitted} == {("two", first.id), ("one", second.id)}
+    assert len(submitted) == 2 and not any(pending.check for pending in submitted)
 
 
 @pytest.mark.slow
