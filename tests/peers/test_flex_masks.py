@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 
 from evoattn.correctness.reference import make_answer, make_inputs
@@ -81,6 +82,15 @@ def test_block_lists_are_right(fields):
         tensors["kv_indices"].copy_(torch.arange(4))
     peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
     assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
+
+
+@pytest.mark.parametrize(("head_dim", "options"), [(256, None), (264, flex.LARGE_HEADS)])
+def test_small_tiles_are_for_large_heads(monkeypatch, head_dim, options):
+    given = []
+    monkeypatch.setattr(flex_attention, "flex_attention", lambda q, k, v, **how: (given.append(how), (q, None))[1])
+    problem = AttentionProblem(1, 2, 2, 8, 32, head_dim, mask="full", softcap=2.0)
+    flex.make(problem, make_inputs(problem, 1, "cpu"), lambda function: function)()
+    assert [how["kernel_options"] for how in given] == [options]
 
 
 @pytest.mark.slow

@@ -214,6 +214,19 @@ def test_a_kernel_that_was_asked_for_is_compiled_timed_and_timed_on_more(engine)
     assert board.submit.call_count == 2 and engine._compilers.submit.call_count == 1
 
 
+def test_a_run_forgets_who_was_promising_and_begins_where_it_is_told(engine):
+    engine._promising.append("one")
+    engine._devices = None
+    with mock.patch.object(engine, "_loop"):
+        engine.run(0.0, among=engine.groups[1:])
+        assert engine._searched == engine.groups[1:] and not engine._promising
+        engine.run(0.0)
+    assert engine._searched == engine.groups
+    engine.fleet, engine.tools = mock.Mock(), Tools()
+    with mock.patch("evoattn.engine.group_search.Devices"), mock.patch("evoattn.engine.group_search.Compilers"), engine:
+        engine.fleet.compilers.assert_called_once_with(engine.tools.make_compiler, (GPU, False), beside=True)
+
+
 def test_what_is_compiled_is_not_compiled_again(engine):
     (one, two), (first, second) = engine.groups, load_space("split_kv", GPU).starting_configs()[:2]
     first, second = Kernel("split_kv", first.params), Kernel("split_kv", second.params)

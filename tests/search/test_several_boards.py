@@ -13,6 +13,7 @@ from evoattn.engine.scale import EVERY, LATEST, Reference, Scale
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.fleet.local import visible_as
+from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.search import machines
@@ -176,6 +177,12 @@ def test_a_list_of_devices_that_cannot_be_read_is_refused(text):
         read_words(SearchWords(devices=text))
     with pytest.raises(GpuError, match="leave it out with --offline and with --ray"):
         read_words(SearchWords(devices="all", ray="local"))
+
+
+@pytest.mark.parametrize("word", ["gpu", "sampler", "study", "devices", "ray"])
+def test_a_word_that_is_no_text_is_refused(word):
+    with pytest.raises(WrongUse, match=f"{word} must be text"):
+        read_words(SearchWords(**{word: 3}))
 
 
 def test_processes_are_of_the_boards_that_were_asked_for(monkeypatch):
