@@ -9,8 +9,9 @@ from evoattn.correctness import eight_bits
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import Answer, Exact, rms
 from evoattn.correctness.terms import torch_dtype
+from evoattn.model.operation import TensorSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.quantize import SMOOTH, TURN, number_of
+from evoattn.model.quantize import PAIR, SMOOTH, TURN, number_of
 from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK
 from evoattn.model.space import KernelConfig
 
@@ -33,12 +34,17 @@ def make_inputs(
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     generator = torch.Generator(device=device).manual_seed(seed)
-    (spec,) = problem.inputs
+    return {spec.name: _values(problem, spec, generator, device, kind) for spec in problem.inputs}
+
+
+def _values(
+    problem: AttentionProblem, spec: TensorSpec, generator: torch.Generator, device: torch.device | str, kind: str
+) -> Tensor:
     if problem.op == TURN:
         codes = torch.randint(0, NAN_CODE, spec.shape, generator=generator, device=device, dtype=torch.uint8)
         made = torch.empty(codes.numel(), dtype=torch.uint8, device=device).as_strided(spec.shape, spec.strides)
-        return {spec.name: made.copy_(codes).view(torch_dtype(problem, "q"))}
-    dtype, (batch, heads, rows, dim) = torch_dtype(problem), problem.shape("q")
+        return made.copy_(codes).view(torch_dtype(problem, "q"))
+    dtype, (batch, heads, rows, dim) = torch_dtype(problem), spec.shape
     values = torch.randn(batch, heads, rows, dim, generator=generator, device=device)
     turn = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
     values *= 0.5 + turn
@@ -55,7 +61,7 @@ def make_inputs(
     elif kind == "outliers":
         values[..., dim // 3] += 30
     made = torch.empty(values.numel(), dtype=dtype, device=device).as_strided(spec.shape, spec.strides)
-    return {spec.name: made.copy_(values)}
+    return made.copy_(values)
 
 
 def make_answer(
@@ -68,7 +74,14 @@ def make_answer(
     """
     if problem.op == TURN:
         return {"numbers": Exact(eight_bits.turn(tensors["x"]).double(), 0.0, 0.0)}
-    x = tensors["x"].float().nan_to_num(0.0, 0.0, 0.0)
+    if problem.op == PAIR:
+        second = _answer(problem, tensors["v"], problem.turned)
+        return _answer(problem, tensors["x"], False) | {f"v_{name}": one for name, one in second.items()}
+    return _answer(problem, tensors["x"], problem.turned)
+
+
+def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool) -> dict[str, Exact]:
+    x = tensor.float().nan_to_num(0.0, 0.0, 0.0)
     smooth, element = problem.op == SMOOTH, number_of(problem)
     mean = x.double().mean(2, keepdim=True).float()
     wide = x - mean if smooth else x
@@ -86,7 +99,7 @@ def make_answer(
     numbers = (wide * spread.reciprocal()).clamp(-element.largest, element.largest)
     dtype = getattr(torch, element.torch)
     stored = (numbers if dtype.is_floating_point else numbers.round()).to(dtype)
-    rounded = (eight_bits.turn(stored) if problem.turned else stored).double()
+    rounded = (eight_bits.turn(stored) if turned else stored).double()
     kept = (scale[:, :, ::BLOCK_ROWS] if problem.scales == PER_BLOCK else scale).reshape(problem.outputs[1].shape)
     if not smooth:
         return {"numbers": Exact(rounded, 0.0, 0.0), "scale": Exact(kept, 0.0, 0.0)}
@@ -101,14 +114,14 @@ def make_answer(
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    group = 1 if problem.op in (SMOOTH, TURN) else 3
+    group = 1 if problem.op in (SMOOTH, TURN, PAIR) else 3
     small = problem.with_(batch=2, heads=2 * group, kv_heads=2, layout="bhsd")
     return [
-        ("ragged", small.with_(seqlen_q=1203), "outliers"),
-        ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, layout=other), "plain"),
-        ("rows of one", small.with_(seqlen_q=1), "plain"),
-        ("zeros", small.with_(seqlen_q=190), "zeros"),
-        ("extremes", small.with_(seqlen_q=65), "extremes"),
+        ("ragged", small.with_(seqlen_q=1203, seqlen_k=1203), "outliers"),
+        ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, seqlen_k=415, layout=other), "plain"),
+        ("rows of one", small.with_(seqlen_q=1, seqlen_k=1), "plain"),
+        ("zeros", small.with_(seqlen_q=190, seqlen_k=190), "zeros"),
+        ("extremes", small.with_(seqlen_q=65, seqlen_k=65), "extremes"),
     ]
 
 
@@ -116,17 +129,17 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     """Two parts of a head and some rows; the other layout; one row; zeros; extremes; one part of one head; one head
     alone, of which one block has all; where it takes few blocks more parts of a scale than a block has threads."""
     rows, threads = int(config.params["BLOCK_M"]), int(config.params["THREADS"])
-    group = 1 if problem.op in (SMOOTH, TURN) else 2
-    small = problem.with_(batch=2, heads=2 * group, kv_heads=2, seqlen_q=7, layout="bhsd")
-    several = threads <= 128 and problem.op not in (SMOOTH, TURN)
-    many = small.with_(heads=threads + 2, kv_heads=1, batch=1, seqlen_q=1) if several else small
+    group = 1 if problem.op in (SMOOTH, TURN, PAIR) else 2
+    small = problem.with_(batch=2, heads=2 * group, kv_heads=2, seqlen_q=7, seqlen_k=7, layout="bhsd")
+    several = threads <= 128 and problem.op not in (SMOOTH, TURN, PAIR)
+    many = small.with_(heads=threads + 2, kv_heads=1, batch=1, seqlen_q=1, seqlen_k=1) if several else small
     return [
-        SmallCase("two parts and more", small.with_(batch=1, seqlen_q=2 * rows + 3), "outliers"),
+        SmallCase("two parts and more", small.with_(batch=1, seqlen_q=2 * rows + 3, seqlen_k=2 * rows + 3), "outliers"),
         SmallCase("strided", small.with_(layout="bshd"), "plain"),
-        SmallCase("one row", small.with_(seqlen_q=1), "plain"),
+        SmallCase("one row", small.with_(seqlen_q=1, seqlen_k=1), "plain"),
         SmallCase("zeros", small, "zeros"),
         SmallCase("extremes", small, "extremes"),
-        SmallCase("a part each", small.with_(heads=2, seqlen_q=rows), "outliers"),
-        SmallCase("one head", small.with_(batch=1, heads=1, kv_heads=1, seqlen_q=5), "plain"),
+        SmallCase("a part each", small.with_(heads=2, seqlen_q=rows, seqlen_k=rows), "outliers"),
+        SmallCase("one head", small.with_(batch=1, heads=1, kv_heads=1, seqlen_q=5, seqlen_k=5), "plain"),
         *([SmallCase("many parts", many, "plain")] if several else []),
     ]

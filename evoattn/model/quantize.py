@@ -5,7 +5,7 @@ unless given; its `scales` says what shares one: all, the heads of a K/V head of
 (`block`) or each row (`token`).
 A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `quantize_smooth` takes the
 mean of the rows of each head from them first, as SageAttention's `smooth_k`. `turn` takes numbers of 8 bits, and makes
-them `turned`.
+them `turned`. `quantize_kv` takes two tensors together, K's shape and V's, of which V may be `turned`.
 """
 
 import math
@@ -17,8 +17,8 @@ from evoattn.model.scales import PER_BLOCK, PER_TOKEN, scale_blocks
 from evoattn.model.turned import turned_spec
 
 SMOOTH = "quantize_smooth"
-TURN = "turn"
-QUANTIZE_OPERATIONS = ("quantize", SMOOTH, TURN)
+TURN, PAIR = "turn", "quantize_kv"
+QUANTIZE_OPERATIONS = ("quantize", SMOOTH, TURN, PAIR)
 
 
 def number_of(problem: Any) -> Dtype:
@@ -31,27 +31,39 @@ def _why_not(problem: Any) -> str:
         fits = problem.dtype == "e4m3" and problem.turned and not problem.scales and not problem.kv
         words = f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales and kv out."
         return "" if fits else words
+    alone = problem.heads == problem.kv_heads and problem.seqlen_q == problem.seqlen_k
+    if problem.op == PAIR and not alone:
+        return f"op={PAIR} takes K and V alone: write as many heads as K/V heads, and as many queries as keys."
     if problem.op == SMOOTH and (problem.scales != "head" or problem.group_size > 1):
         return f"op={SMOOTH} takes as many heads as K/V heads, and a scale of each: write scales=head."
     return ""
 
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
-    return (TensorSpec("x", problem.shape("q"), problem.strides("q"), problem.element.torch),)
+    names = ("x", "k"), ("v", "v")
+    if problem.op != PAIR:
+        names = (("x", "q"),)  # type: ignore[assignment]
+    return tuple(
+        TensorSpec(name, problem.shape(as_), problem.strides(as_), problem.element.torch) for name, as_ in names
+    )
 
 
 def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     """The numbers, in the tensor's order of dimensions or `turned`; their scales and with `quantize_smooth` the means,
-    float32."""
+    float32. Of `quantize_kv` K's lie as Q does, V's as O."""
+    pair, dtype = problem.op == PAIR, number_of(problem).torch
     rows = problem.batch, problem.heads, problem.seqlen_q
     shapes = {"": (1, 1), "head": (problem.batch, problem.kv_heads), PER_TOKEN: rows}
     shapes[PER_BLOCK] = (*rows[:2], scale_blocks(problem.seqlen_q))
-    numbers = TensorSpec("numbers", problem.shape("q"), problem.strides("o"), number_of(problem).torch)
+    last = TensorSpec("v_numbers" if pair else "numbers", problem.shape("o"), problem.strides("o"), dtype)
     if problem.turned:
-        numbers = turned_spec("numbers", problem.shape("q"), numbers.dtype)
+        last = turned_spec(last.name, problem.shape("o"), dtype)
     if problem.op == TURN:
-        return (numbers,)
-    made = numbers, contiguous("scale", shapes[problem.scales], "float32")
+        return (last,)
+    made = last, contiguous("v_scale" if pair else "scale", shapes[problem.scales], "float32")
+    if pair:
+        first = TensorSpec("numbers", problem.shape("q"), problem.strides("q"), dtype)
+        return first, made[1]._replace(name="scale"), *made
     if problem.op != SMOOTH:
         return made
     return *made, contiguous("mean", (problem.batch, problem.heads, 1, problem.head_dim), "float32")
@@ -59,12 +71,12 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
 
 def _flops(problem: Any) -> int:
     """A comparison and a product of each element, and with a mean a sum and a difference."""
-    flops: int = (4 if problem.op == SMOOTH else 2) * math.prod(problem.shape("q"))
+    flops: int = (4 if problem.op == SMOOTH else 2) * sum(math.prod(one.shape) for one in problem.inputs)
     return flops
 
 
 def _bytes(problem: Any) -> int:
-    """The tensor read once, all outputs written once."""
+    """The tensors read once, all outputs written once."""
     moved: int = sum(tensor.bytes for tensor in (*problem.inputs, *problem.outputs))
     return moved
 

@@ -31,7 +31,7 @@ def why_not_turned(problem: Any) -> str:
         return ""
     if problem.op == "forward" and problem.dtype != "e4m3":
         return f"turned: V of 8 bits alone comes so, beside Q of 8 bits; write dtype=e4m3, not {problem.dtype}."
-    if problem.op not in ("forward", *ANSWERED, "quantize", "quantize_smooth", "turn"):
+    if problem.op not in ("forward", *ANSWERED, "quantize", "quantize_smooth", "quantize_kv", "turn"):
         return f"op={problem.op} takes no V with its keys along rows; take turned out."
     if problem.scales == PER_TOKEN or problem.op == "quantize_smooth":
         return "turned: V has one scale, or one of each head; write scales=head, or leave it out."

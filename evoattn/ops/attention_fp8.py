@@ -14,7 +14,7 @@ from evoattn.model.variant import TURNED
 from evoattn.ops import shapes
 from evoattn.ops.arguments import SINKS, TERMS, Causal, cap_of, is_ordinary, mask_of, require_flags, scale_of, window_of
 from evoattn.ops.attention import attend
-from evoattn.ops.beside import WIDE, Granularity, Wanted, quantize, turn
+from evoattn.ops.beside import WIDE, Granularity, Wanted, quantize, quantize_both, turn
 from evoattn.ops.call import ANSWERS, BESIDE, E4M3, Answer, Call, behind, out_like, terms_of
 from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.runtime import Runtime, current
@@ -162,8 +162,7 @@ def quantised(
 ) -> tuple[Quantised, Tensor | None]:
     """Tensors of 16 or 32 bits in e4m3, with a scale for each K/V head of each batch, or each 128 rows; with `smooth`
     of keys less the mean of those of their head, which is the second. With `rounds` query stays as it is."""
-    plain = Wanted(E4M3, granularity, key.shape[1])
-    k, v = quantize(key, replace(plain, smooth=smooth)), quantize(value, replace(plain, turned=turned))
+    k, v = quantize_both(key, value, Wanted(E4M3, granularity, key.shape[1], smooth, turned))
     numbers = _as_rows(key, v.numbers) if turned else v.numbers
     made = Quantised(query, k.numbers, numbers, None, k.scale, v.scale, turned)
     return made if rounds else _with_query(made), k.mean

@@ -14,7 +14,7 @@ from evoattn.model.dtype import DTYPES as ELEMENTS
 from evoattn.model.mask import FULL
 from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.quantize import QUANTIZE_OPERATIONS, TURN
+from evoattn.model.quantize import PAIR, QUANTIZE_OPERATIONS, TURN
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
 from evoattn.ops.arguments import (
     DTYPES,
@@ -281,22 +281,36 @@ class Wanted:
     turned: bool = False
     """Numbers are made as `evoattn.model.turned` has them."""
 
-    def problem(self, tensor: Tensor) -> StridedProblem | str:
-        """What a kernel is asked for, or one reason, without a full stop, why none is."""
-        numbers = torch.empty_like(tensor, dtype=self.dtype, device="meta")
-        shape, words = tuple(tensor.shape), ("x", tuple(tensor.shape), tensor.stride(), tensor.element_size())
-        if wrong := why_wrong_strides(*words):
-            return wrong
-        given, made = (plain_strides(shape, one.stride()) for one in (tensor, numbers))
-        batch, heads, rows, dim = shape
+    def problem(self, tensors: tuple[Tensor, ...]) -> StridedProblem | str:
+        """What a kernel is asked for, or one reason, without a full stop, why none is. Of two tensors, K and V, the
+        second is `turned`."""
+        for one in tensors:
+            if wrong := why_wrong_strides("x", tuple(one.shape), one.stride(), one.element_size()):
+                return wrong
+        made = [torch.empty_like(one, dtype=self.dtype, device="meta") for one in tensors]
+        lies = [plain_strides(tuple(one.shape), one.stride()) for one in (*tensors, *made)]
+        batch, heads, rows, dim = tensors[0].shape
+        pair = len(tensors) > 1
+        strides = (lies[2], lies[0], lies[1], lies[3]) if pair else (*lies[:1] * 3, lies[1])
         try:
             return StridedProblem(
-                batch, heads, self.kv_heads, rows, rows, dim, WIDE[tensor.dtype],
+                batch, heads, self.kv_heads, rows, rows, dim, WIDE[tensors[0].dtype],
                 kv=KV_DTYPES[self.dtype], scales="" if self.granularity == "tensor" else self.granularity,
-                op=QUANTIZE_OPERATIONS[self.smooth], turned=self.turned, strides_of=(given, given, given, made),
+                value_dim=tensors[-1].shape[3], op=PAIR if pair else QUANTIZE_OPERATIONS[self.smooth],
+                turned=self.turned, strides_of=strides,
             )  # fmt: skip
         except ProblemError as error:
             return str(error).rstrip(".")
+
+
+def quantize_both(key: Tensor, value: Tensor, wanted: Wanted) -> tuple[Numbers, Numbers]:
+    """`quantize` of key and value `[batch, kv_heads, keys, head_dim]`, by one kernel where one takes both; `turned` is
+    of value, `smooth` of key."""
+    alike = key.shape[:3] == value.shape[:3] and key.dtype == value.dtype and key.device == value.device
+    if alike and not wanted.smooth and (made := _by_kernel((key, value), wanted, current.runtime())):
+        return Numbers(*made[:2]), Numbers(*made[2:])
+    of_key, of_value = replace(wanted, turned=False), replace(wanted, smooth=False, kv_heads=value.shape[1])
+    return quantize(key, of_key), quantize(value, of_value)
 
 
 def quantize(tensor: Tensor, wanted: Wanted) -> Numbers:
@@ -307,7 +321,8 @@ def quantize(tensor: Tensor, wanted: Wanted) -> Numbers:
     by PyTorch, but for what the order of a mean's sum makes. NaN and infinities are NaN (0 in int8), and count for no
     scale and no mean.
     """
-    return _by_kernel(tensor, wanted, current.runtime()) or quantize_by_torch(tensor, wanted)
+    made = _by_kernel((tensor,), wanted, current.runtime())
+    return Numbers(*made) if made else quantize_by_torch(tensor, wanted)
 
 
 def quantize_kv(
@@ -325,7 +340,7 @@ def quantize_kv(
     where all are 0: of each tensor `[1]`, of each head of each batch `[batch, kv_heads]`, of each 128 rows of each head
     `[batch, kv_heads, blocks]`, which `attention_fp8` alone takes, of each row of each head `[batch, kv_heads,
     seqlen_k]`, float32. Numbers are rounded to the nearest; NaN and infinities are NaN (0 in int8),
-    and count for no scale. One kernel makes 8 bits of a tensor of 16 on a GPU. `turned` gives value its keys along
+    and count for no scale. One kernel makes 8 bits of both tensors of 16 on a GPU. `turned` gives value its keys along
     rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
     order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
     for tensors of other dimensions.
@@ -338,8 +353,7 @@ def quantize_kv(
         raise ValueError(f"key and value must have four dimensions, not {key.dim()} and {value.dim()}.")
     if turned and granularity == "token":
         raise ValueError("turned goes with granularity 'tensor' or 'head': a product sums over the scales of tokens.")
-    wanted = Wanted(dtype, granularity, key.shape[1])
-    made = quantize(key, wanted), quantize(value, replace(wanted, kv_heads=value.shape[1], turned=turned))
+    made = quantize_both(key, value, Wanted(dtype, granularity, key.shape[1], turned=turned))
     k_scale, v_scale = (one.scale.flatten() if granularity == "tensor" else one.scale for one in made)
     return made[0].numbers, made[1].numbers, k_scale, v_scale
 
@@ -424,16 +438,17 @@ def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     return Numbers(stored, kept, mean)
 
 
-def _by_kernel(tensor: Tensor, wanted: Wanted, runtime: Runtime) -> Numbers | None:
-    """None where no kernel serves the tensor."""
-    if not _is_readable(tensor, runtime) or tensor.dtype not in WIDE:
-        return None
-    known = ("quantize", wanted, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
-    plan = runtime.planned(known, tensor.get_device(), lambda: wanted.problem(tensor))
+def _by_kernel(tensors: tuple[Tensor, ...], wanted: Wanted, runtime: Runtime) -> tuple[Tensor, ...]:
+    """What a kernel makes, in order of the operation's outputs; empty where none serves the tensors."""
+    if not all(_is_readable(one, runtime) and one.dtype in WIDE for one in tensors):
+        return ()
+    index, lies = tensors[0].get_device(), [(one.shape, one.stride(), one.dtype) for one in tensors]
+    plan = runtime.planned(("quantize", wanted, *lies, index), index, lambda: wanted.problem(tensors))
     if plan is None:
-        return None
+        return ()
     try:
-        outputs = plan.outputs(tensor.device)
+        outputs = plan.outputs(tensors[0].device)
     except torch.OutOfMemoryError:
-        return None
-    return Numbers(*outputs.values()) if runtime.performs(plan, {"x": tensor, **outputs}) else None
+        return ()
+    named = dict(zip("xv", tensors, strict=False))
+    return tuple(outputs.values()) if runtime.performs(plan, {**named, **outputs}) else ()

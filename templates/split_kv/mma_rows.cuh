@@ -8,6 +8,7 @@
 // is less than 2^-38 of that one.
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
+#include "device/ptx/largest2.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/ptx/mma_m16n8k16.cuh"
 #include "device/ptx/eight_bits.cuh"
@@ -42,15 +43,14 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int VECTORS> struct 
       load_streaming<8>(words[i], first_gmem + column, valid && column < columns);
     }
     if constexpr (!SCALED) return 1.f;
-    float largest = 0.f;
+    uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < STEPS; ++i)
 #pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        float low, high;
-        unpack2(words[i][word], Element{}, low, high);
-        largest = fmaxf(largest, fmaxf(fabsf(low), fabsf(high)));
-      }
+      for (int word = 0; word < 2; ++word) most = larger2(most, words[i][word], Element{});
+    float even, odd;
+    unpack2(most, Element{}, even, odd);
+    float largest = fmaxf(even, odd);
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
     const PowerOfTwo power(largest);

@@ -13,11 +13,14 @@ from evoattn.ops.beside import Wanted, quantize_by_torch
 from tests.families.on_interpreter import built, small_faults
 
 FAMILY = FAMILIES["quantize"]
-CONFIG = dict(BLOCK_M=16, BLOCK_N=1, THREADS=128, VECTOR_WIDTH=8, UNROLL=1)
+CONFIG = dict(BLOCK_M=16, BLOCK_N=1, THREADS=128, VECTOR_WIDTH=8)
 BLOCK, OF_BLOCKS = "op=quantize kv=e4m3 scales=block", {"BLOCK_M": 128}
 HEAD, SMOOTH = "op=quantize kv=e4m3 scales=head", "op=quantize_smooth kv=e4m3 scales=head"
 
-BARRIER = "__syncthreads();\n#pragma unroll\n      for (int i = 0; i < COLUMNS; i++)\n        of_rows"
+BARRIER = (
+    "__syncthreads();\n#pragma unroll\n        for (int c = 0; c < CHUNKS; c++)\n#pragma unroll\n          for (int e"
+)
+PAIR = "op=quantize_kv kv=e4m3 scales=block turned"
 
 
 def kernel(shape, gpu="h100", *edits, **genes):
@@ -30,14 +33,16 @@ def kernel(shape, gpu="h100", *edits, **genes):
     ("shape", "gpu", "genes"),
     [
         (f"D=64 bf16 {HEAD}", "l4", {}),
-        ("D=96 fp16 op=quantize kv=e5m2", "h100", dict(VECTOR_WIDTH=4, UNROLL=2)),
+        ("D=96 fp16 op=quantize kv=e5m2", "h100", dict(VECTOR_WIDTH=4)),
         ("D=64 bf16 op=quantize", "a100", {}),  # conversions of its own: there are none before sm_89
         ("D=24 fp16 op=quantize kv=e5m2 scales=token", "a100", {}),
-        ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", dict(UNROLL=4)),
+        ("D=128 bf16 op=quantize kv=int8 scales=token", "a100", {}),
         (f"D=320 bf16 {SMOOTH}", "h100", {}),
-        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
+        (f"D=80 bf16 {HEAD} turned", "h100", dict(BLOCK_M=32)),
         ("D=32 bf16 op=quantize kv=e4m3 scales=block turned", "h100", dict(BLOCK_M=128)),
-        ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32, UNROLL=2)),
+        ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32)),
+        (f"D=64 Dv=32 bf16 {PAIR}", "h100", dict(BLOCK_M=128, VECTOR_WIDTH=4)),
+        ("D=48 fp16 op=quantize_kv kv=int8", "h100", {}),
     ],
 )
 @pytest.mark.sampled(2)
@@ -51,35 +56,39 @@ def test_it_is_right(shape, gpu, genes):
     [
         (HEAD, "fmaxf(most, sizes_gmem[part])", "sizes_gmem[part]"),
         (HEAD, "fmaxf(most / LARGEST, LEAST_SCALE)", "most / LARGEST"),
-        (f"{HEAD} turned", "words_smem[turned_word(rows + i / WORDS, i % WORDS)] = 0", ""),
-        (f"{HEAD} turned", "  __syncthreads();\n  constexpr int SPAN", "constexpr int SPAN"),
+        (f"{HEAD} turned", "at[i][c] = Vector<uint32_t, PAIRS>{};", ""),
+        (
+            f"{HEAD} turned",
+            "__syncthreads();\n    for (int i = threadIdx.x; i < DIM * GROUPS",
+            "for (int i = threadIdx.x; i < DIM * GROUPS",
+        ),
         (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),
-        (BLOCK, "if (row(i) >= last_row) continue;", ""),
-        (BLOCK, "return block_max(most);\n  }\n  // Their", "return most;\n  }\n  // Their"),
+        (BLOCK, "(ALL || row_of(i) < count) && has(c))\n        numbers_of", "has(c))\n        numbers_of"),
+        (BLOCK, "scale_of(block_max(kept.largest()))", "scale_of(kept.largest())"),
+        (
+            PAIR,
+            "quantize_rows<HEAD_DIM_V, TURNED>(of, v_scale_gmem",
+            "quantize_rows<HEAD_DIM_V, TURNED>(of, scale_gmem",
+        ),
         (SMOOTH, BARRIER, BARRIER.removeprefix("__syncthreads();")),
     ],
 )
 @pytest.mark.sampled(3, edits=True)
 def test_a_fault_is_found(shape, old, new):
-    genes = OF_BLOCKS if shape == BLOCK else {"UNROLL": 2}
+    genes = OF_BLOCKS if shape in (BLOCK, PAIR) else {}
     found, problem = kernel(f"D=64 bf16 {shape}", "h100", (old, new), **genes)
     assert small_faults(found, problem)
 
 
 @pytest.mark.parametrize(
-    ("shape", "word", "most"),
-    [
-        (f"D=320 bf16 {SMOOTH}", "registers of a thread", 2),  # 16 columns of four numbers each: 256 of 128
-        (f"D=256 bf16 {SMOOTH}", "", 4),
-        (f"D=320 bf16 {HEAD}", "", 4),
-        (f"D=64 bf16 {BLOCK}", "are loaded together", 1),
-    ],
+    ("shape", "threads"), [(f"D=256 bf16 {SMOOTH}", 512), (f"D=128 bf16 {BLOCK}", 256), (f"D=128 bf16 {PAIR}", 256)]
 )
-def test_rows_that_a_thread_loads_together_fit_its_registers_and_are_more_than_one(shape, word, most):
+def test_rows_of_a_block_fit_the_registers_of_its_threads(shape, threads):
     problem = parse_shape(f"B=1 H=2 S=5000 {shape}")
-    for unroll in (1, 2, 4):
-        config = KernelConfig("quantize", CONFIG | {"BLOCK_M": 128, "THREADS": 256, "UNROLL": unroll})
-        assert (word if unroll > most else "None") in str(FAMILY.why_invalid(problem, config, GPUS["h100"]))
+    for few in (threads // 2, threads):
+        config = KernelConfig("quantize", CONFIG | {"BLOCK_M": 128, "THREADS": few, "VECTOR_WIDTH": 4})
+        why = str(FAMILY.why_invalid(problem, config, GPUS["h100"]))
+        assert ("registers of rows" if few < threads else "None") in why
 
 
 @pytest.mark.parametrize("kv", ["e4m3", "int8"])

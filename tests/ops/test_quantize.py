@@ -23,9 +23,9 @@ from evoattn.ops.torch_answer import PROMISE
 from tests.ops.fake_device import FakeDevice, tensor_at
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
-SIZES = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 3
+SIZES = [ctypes.c_uint64] * 3 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 6
 TURN = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 6
-QUANTIZE = [ctypes.c_uint64] * 5 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 6
+QUANTIZE = [ctypes.c_uint64] * 8 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 12
 
 
 class QuantizingDevice(FakeDevice):
@@ -46,21 +46,25 @@ class QuantizingDevice(FakeDevice):
             tensor_at(numbers, made.shape, (*strides[3:], 1), x.dtype).view(torch.uint8).copy_(made.view(torch.uint8))
         if name != "quantize":
             return 0
-        x, numbers, scale, mean, sizes, heads, rows, _, of_scale, own, *strides = values
+        tensors, (mean, sizes, heads, rows, _, of_scale, own), strides = values[:6], values[6:13], values[13:]
         if kernel["scales"] in ("block", "token"):
             assert not sizes and not own
         else:
             assert sizes and own == (self.launches[-2:] != ["quantize_sizes", "quantize"])
-        shape = kernel["batch"], heads, rows, kernel["dim"]
-        smooth = kernel["op"] == "quantize_smooth"
+        smooth, pair = kernel["op"] == "quantize_smooth", kernel["op"] == "quantize_kv"
         shared = {"": 1, "head": heads // of_scale, "block": heads, "token": heads}[kernel["scales"]]
-        of = Wanted(DTYPES[kernel["kv"]], kernel["scales"] or "tensor", shared, smooth, kernel["turned"])
-        made = quantize_by_torch(tensor_at(x, shape, (*strides[:3], 1), torch.bfloat16), of)
-        lies = made.numbers.shape if of.turned else shape
-        tensor_at(numbers, lies, (*strides[3:], 1), of.dtype).copy_(made.numbers)
-        for address, given in ((scale, made.scale), (mean, made.mean)):
-            if address:
-                tensor_at(address, given.shape, given.contiguous().stride(), torch.float32).copy_(given)
+        assert pair == bool(tensors[3]) == any(strides[6:])
+        for i in range(2 if pair else 1):
+            x, numbers, scale = tensors[3 * i : 3 * i + 3]
+            given, lie = strides[6 * i : 6 * i + 3], strides[6 * i + 3 : 6 * i + 6]
+            turned = kernel["turned"] and (i > 0 or not pair)
+            of = Wanted(DTYPES[kernel["kv"]], kernel["scales"] or "tensor", shared, smooth, turned)
+            shape = kernel["batch"], heads, rows, kernel["dim"]
+            made = quantize_by_torch(tensor_at(x, shape, (*given, 1), torch.bfloat16), of)
+            tensor_at(numbers, made.numbers.shape, (*lie, 1), of.dtype).copy_(made.numbers)
+            for address, one in ((scale, made.scale), (mean, made.mean)):
+                if address:
+                    tensor_at(address, one.shape, one.contiguous().stride(), torch.float32).copy_(one)
         return 0
 
 
