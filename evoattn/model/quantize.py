@@ -27,6 +27,8 @@ def number_of(problem: Any) -> Dtype:
 
 
 def _why_not(problem: Any) -> str:
+    if problem.op != PAIR and problem.head_dim_v != problem.head_dim:
+        return f"op={problem.op} takes one tensor: leave value_dim out."
     if problem.op == TURN:
         fits = problem.dtype == "e4m3" and problem.turned and not problem.scales and not problem.kv
         words = f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales and kv out."
