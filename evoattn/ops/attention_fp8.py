@@ -27,11 +27,11 @@ TURNED_FROM = 1 << 17
 """Keys that a query sees, in the mean, times head_dim, from which an e4m3 V is turned by a kernel of its own, which
 reads and writes V once. From here on that took 0.91 of the time in the mean (0.61 to 1.09, 34 problems), below 1.16
 (0.87 to 1.67, 46 problems; an H200 and an H100, 2026-11-27, reports/performance.md)."""
-BLOCKS_BELOW, BLOCKS_BELOW_WIDE, WIDE_DIM = 900, 3000, 128
+BLOCKS_BELOW, BLOCKS_BELOW_WIDE, WIDE_DIM = 900, 8500, 128
 """`_seen`, below which tensors are quantised with a scale for each 128 rows, from WIDE_DIM on the second: one launch
-reads them once, in 0.67 of the time, and kernels then take 1.00 to 1.05 of that with scales of heads. Narrow heads have
-faster kernels for those (H100 and H200, 2026-11-27 and 28, reports/performance.md). The second is an estimate by these
-parts: no whole call with it was timed."""
+reads them once, in 0.6 of the time of two, and kernels then take 1.00 to 1.05 of that with scales of heads. Narrow
+heads have faster kernels for those. Whole calls took 0.85 to 1.01 of the time below, 0.97 to 1.11 from there on (34
+calls, an H200, 2026-11-28, reports/performance.md)."""
 WITH_WGMMA = "sm_90a"
 ROUNDS = "rounds"
 """Before what is known of calls whose query no kernel rounds."""

@@ -43,8 +43,6 @@ def kernel(shape, gpu="h100", *edits, **genes):
         ("D=48 e4m3 op=turn turned", "h100", dict(BLOCK_M=32)),
         (f"D=64 Dv=32 bf16 {PAIR}", "h100", dict(BLOCK_M=128, VECTOR_WIDTH=4)),
         ("D=48 fp16 op=quantize_kv kv=int8", "h100", {}),
-        (f"D=64 bf16 {PAIR.replace('block', 'head')}", "h100", dict(VECTOR_WIDTH=4, ONE_LAUNCH=True)),
-        ("D=32 bf16 op=quantize kv=e4m3", "a100", dict(ONE_LAUNCH=True)),
     ],
 )
 @pytest.mark.sampled(2)

@@ -25,7 +25,7 @@ from tests.ops.fake_device import FakeDevice, tensor_at
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 SIZES = [ctypes.c_uint64] * 3 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 6
 TURN = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_int64] * 6
-QUANTIZE = [ctypes.c_uint64] * 9 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 12
+QUANTIZE = [ctypes.c_uint64] * 8 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 12
 
 
 class QuantizingDevice(FakeDevice):
@@ -46,7 +46,7 @@ class QuantizingDevice(FakeDevice):
             tensor_at(numbers, made.shape, (*strides[3:], 1), x.dtype).view(torch.uint8).copy_(made.view(torch.uint8))
         if name != "quantize":
             return 0
-        tensors, (mean, sizes, _, heads, rows, _, of_scale, own), strides = values[:6], values[6:14], values[14:]
+        tensors, (mean, sizes, heads, rows, _, of_scale, own), strides = values[:6], values[6:13], values[13:]
         if kernel["scales"] in ("block", "token"):
             assert not sizes and not own
         else:

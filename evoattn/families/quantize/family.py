@@ -4,7 +4,6 @@ than a part."""
 import math
 from typing import Any, ClassVar
 
-from evoattn.families.base import ZEROED_SUFFIX
 from evoattn.families.genes import SINCE_HOPPER, gene
 from evoattn.families.residency import WARP
 from evoattn.families.row_kernels import RowGenes, RowKernels
@@ -18,9 +17,6 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.turned import GROUP
 from evoattn.model.variant import TURNED
 
-COUNTS = "counts" + ZEROED_SUFFIX
-RESIDENT_THREADS = 1024
-"""Of an SM, at 64 registers each."""
 SIZES = "sizes"
 """The scratch buffer: of what parts of heads have, the largest magnitude, or of each column least, most and sum."""
 MOST_KEPT = 32
@@ -40,12 +36,6 @@ class QuantizeGenes(RowGenes):
     BLOCK_N: int = gene("there are no keys beside the rows", (1,))
     THREADS: int = gene("threads per block", (128, 256, 512, 1024))
     VECTOR_WIDTH: int = gene("elements per load; as many bytes per store", (4, 8))
-
-    ONE_LAUNCH: bool = gene(
-        "the blocks of one scale tell one another their largest magnitude, which a launch before finds otherwise",
-        (False, True),
-        default=False,
-    )
 
     def layout(self, problem: AttentionProblem, columns: int, turned: bool) -> tuple[int, int, int]:
         """(threads of a row, columns of it that each has, rows that it has), as `Layout` of the template."""
@@ -87,11 +77,7 @@ class Quantize(RowKernels):
         genes = QuantizeGenes.of(config)
         if problem.scales == PER_BLOCK and genes.BLOCK_M != BLOCK_ROWS:
             return f"BLOCK_M={genes.BLOCK_M}: with scales=block a block takes the {BLOCK_ROWS} rows that share one."
-        blocks = _heads_of_scale(problem) * _parts(problem, genes)
-        if genes.ONE_LAUNCH and (problem.op == SMOOTH or not _may_meet(problem, genes)):
-            return "ONE_LAUNCH=true: no blocks have one scale, or a mean."
-        if genes.ONE_LAUNCH and 2 * blocks > gpu.sm_count * (RESIDENT_THREADS // genes.THREADS):
-            return f"ONE_LAUNCH=true: the {blocks} blocks of a scale may not run at a time."
+        busy = 0
         for dim, turned in _tensors(problem):
             lanes, columns, rows = genes.layout(problem, dim, turned)
             if problem.op == SMOOTH and 4 * (genes.THREADS * columns + dim + WARP) > STATIC_SMEM_LIMIT:
@@ -100,8 +86,9 @@ class Quantize(RowKernels):
                 return f"BLOCK_M={genes.BLOCK_M} rows of {dim} bytes are over {STATIC_SMEM_LIMIT - ROOM}."
             if (kept := rows * columns * problem.element_bytes // 4) > MOST_KEPT:
                 return f"THREADS={genes.THREADS}: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
-            if redundant and genes.BLOCK_M * lanes < genes.THREADS * (GROUP if turned else 1):
-                return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
+            busy = max(busy, genes.BLOCK_M * lanes // (GROUP if turned else 1))
+        if redundant and busy < genes.THREADS:
+            return f"THREADS={genes.THREADS} are more than the {genes.BLOCK_M} rows of a block have work for."
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
@@ -133,18 +120,13 @@ class Quantize(RowKernels):
         sizes: KernelArg = NULL if problem.scales in OF_BLOCKS else Buffer(SIZES)
         mean: KernelArg = Buffer("mean") if problem.op == SMOOTH else NULL
         own = _is_own(problem, parts)
-        told: KernelArg = Buffer(COUNTS) if genes.ONE_LAUNCH else NULL
         args = (
-            *(Buffer("x"), Buffer("numbers"), Buffer("scale"), *named, mean, sizes, told, *counts),
+            *(Buffer("x"), Buffer("numbers"), Buffer("scale"), *named, mean, sizes, *counts),
             *(Scalar("int32", _heads_of_scale(problem)), Scalar("int32", int(own)), *x, *numbers),
             *(lies.get("v", none) + lies.get("v_numbers", none)),
         )
-        two = _may_meet(problem, genes) and not genes.ONE_LAUNCH
-        overlaps, together = (
-            two and gpu.arch in SINCE_HOPPER,
-            _heads_of_scale(problem) * parts if genes.ONE_LAUNCH else 1,
-        )
-        last = KernelLaunch("quantize", grid, block, 0, args, overlaps=overlaps, together=together)
+        two = not own and problem.scales not in OF_BLOCKS
+        last = KernelLaunch("quantize", grid, block, 0, args, overlaps=two and gpu.arch in SINCE_HOPPER)
         sizes_of = (Buffer("x"), named[0], Buffer(SIZES), *counts, *x, *lies.get("v", none))
         return (KernelLaunch("quantize_sizes", grid, block, 0, sizes_of), last) if two else (last,)
 
@@ -153,8 +135,7 @@ class Quantize(RowKernels):
             return {}
         stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
         heads = problem.batch * problem.heads * len(problem.inputs)
-        counts = {COUNTS: 8 * heads} if QuantizeGenes.of(config).ONE_LAUNCH else {}
-        return {SIZES: 4 * stats * heads * _parts(problem, QuantizeGenes.of(config)), **counts}
+        return {SIZES: 4 * stats * heads * _parts(problem, QuantizeGenes.of(config))}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is all rows of a block: loads, a comparison and a product of each element, and a store."""
@@ -163,14 +144,14 @@ class Quantize(RowKernels):
         _, columns, rows = genes.layout(problem, dim, turned)
         elements, tensors = min(genes.BLOCK_M, problem.seqlen_q) * dim, problem.inputs
         tensor = float(sum(one.bytes for one in tensors))
-        two = _may_meet(problem, genes) and not genes.ONE_LAUNCH
+        two = not _is_own(problem, parts) and problem.scales not in OF_BLOCKS and problem.op != TURN
         names = ("quantize_sizes", "quantize") if two else (TURN if problem.op == TURN else "quantize",)
         blocks, made = problem.batch * problem.heads * parts * len(tensors), []
         for kernel in names:
             written = elements if kernel != "quantize_sizes" else 0.0
             step = Step(
                 fp32=(2.0 if written else 0.5) * elements, instructions=(4.0 if written else 1.5) * elements / WARP,
-                loaded_bytes=problem.element_bytes * elements + written, waits=600.0,
+                loaded_bytes=problem.element_bytes * elements + written, waits=300.0 + 1.5 * genes.THREADS,
             )  # fmt: skip
             stats = 12.0 * problem.head_dim if problem.op == SMOOTH else 4.0
             ends = Step(loaded_bytes=stats * (parts * _heads_of_scale(problem) if written else 1), waits=900.0)
@@ -206,8 +187,3 @@ def _tensors(problem: AttentionProblem) -> tuple[tuple[int, bool], ...]:
 def _is_own(problem: AttentionProblem, parts: int) -> bool:
     """Whether a block has all that shares its scale."""
     return problem.scales not in OF_BLOCKS and parts * _heads_of_scale(problem) == 1
-
-
-def _may_meet(problem: AttentionProblem, genes: QuantizeGenes) -> bool:
-    """Whether blocks have a part each of what shares a scale."""
-    return problem.op != TURN and problem.scales not in OF_BLOCKS and not _is_own(problem, _parts(problem, genes))
