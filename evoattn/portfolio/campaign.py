@@ -3,11 +3,15 @@ careful comparison; and its file."""
 
 import gzip
 import json
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from evoattn.cost import measurements
 from evoattn.engine.groups import Group, Kernel
@@ -72,27 +76,26 @@ def in_space(kernel: Kernel, spaces: Mapping[str, SearchSpace]) -> bool:
 
 
 def contenders(group: Group, most: int) -> list[Kernel]:
-    """The `most` kernels that together leave the least regret on the problems that they were timed on, chosen one by
-    one."""
-    best = {i: group.best(i) for i in range(len(group.problems))}
-    leaders = {k.id: k for i in range(len(group.problems)) for k in group.leaders(i, 4)}
-    candidates, picked = list(leaders.values()), list[Kernel]()
-    covered = {i: MOST_LOST for i, us in best.items() if us < float("inf")}
-    while candidates and len(picked) < most:
+    """The `most` kernels that together leave the least regret on the problems that they were timed on."""
+    best = {i: us for i in range(len(group.problems)) if (us := group.best(i)) < math.inf}
+    leaders = list({k.id: k for i in best for k in group.leaders(i, 4)}.values())
+    lost = [[kernel.times.get(i, math.inf) / us for kernel in leaders] for i, us in best.items()]
+    return [leaders[place] for place in covering(np.array(lost), most, MOST_LOST)]
 
-        def gain(kernel: Kernel) -> float:
-            lost = {i: min(us / best[i], MOST_LOST) for i, us in kernel.times.items() if i in covered}
-            return sum(max(0.0, covered[i] - regret) for i, regret in lost.items())
 
-        leader = max(candidates, key=gain)
-        if gain(leader) <= 0.0:
+def covering(lost: NDArray[np.float64], most: int, cap: float, least: float = 0.0) -> list[int]:
+    """At most so many columns of `lost` [problems, kernels], chosen one by one, each the one that saves most beside
+    those before it, more than nothing and `least` at least. A problem loses `cap` at most."""
+    lost = np.minimum(lost, cap)
+    left, chosen = np.full(len(lost), cap), list[int]()
+    while len(chosen) < most and lost.size:
+        saved = np.maximum(left[:, None] - lost, 0.0).sum(axis=0)
+        best = int(saved.argmax())
+        if not saved[best] or saved[best] < least:
             break
-        candidates.remove(leader)
-        picked.append(leader)
-        for i, us in leader.times.items():
-            if i in covered:
-                covered[i] = min(covered[i], us / best[i])
-    return picked
+        chosen.append(best)
+        left = np.minimum(left, lost[:, best])
+    return chosen
 
 
 def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str, Any]) -> None:

@@ -64,20 +64,10 @@ class Kind:
     """By kernel and problem: logarithm of its time over the best."""
 
     def covering(self, most: int = MOST_OF_A_KIND) -> list[str]:
-        """At most so many kernels, chosen one by one, each the one that saves most beside those before it."""
-        left, chosen = [MOST_LOST] * self.problems, list[str]()
-
-        def saved(name: str) -> float:
-            return sum(max(0.0, left[i] - lost) for i, lost in self.lost[name].items())
-
-        while len(chosen) < most and self.lost:
-            best = max(self.lost, key=saved)
-            if saved(best) < LEAST_SAVED:
-                break
-            chosen.append(best)
-            for i, lost in self.lost[best].items():
-                left[i] = min(left[i], lost)
-        return chosen
+        """At most so many kernels that lose little together."""
+        names = list(self.lost)
+        lost = [[self.lost[name].get(i, MOST_LOST) for name in names] for i in range(self.problems)]
+        return [names[place] for place in campaign.covering(np.array(lost), most, MOST_LOST, LEAST_SAVED)]
 
 
 def measured_kinds(groups: Iterable[Group]) -> tuple[dict[str, Kind], dict[str, KernelConfig]]:
@@ -131,15 +121,8 @@ def general(
         costs = np.array(list(workers.map(partial(_log_costs, configs=configs, gpu=gpu), problems, chunksize=8)))
     for bits, count in MOST_GENERAL.items():
         rows = [i for i, p in enumerate(problems) if bits_of(p) == bits and np.isfinite(costs[i]).any()]
-        lost = np.clip(costs[rows] - costs[rows].min(axis=1, keepdims=True), 0.0, MOST_LOST)
-        left = np.full(len(rows), MOST_LOST)
-        for _ in range(count):
-            gains = np.maximum(left[:, None] - lost, 0.0).sum(axis=0)
-            best = int(gains.argmax())
-            if gains[best] <= 0.0:
-                break
-            chosen[configs[best].id] = None
-            left = np.minimum(left, lost[:, best])
+        lost = costs[rows] - costs[rows].min(axis=1, keepdims=True)
+        chosen |= dict.fromkeys(configs[place].id for place in campaign.covering(lost, count, MOST_LOST))
     return list(chosen)
 
 
