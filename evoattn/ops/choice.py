@@ -15,13 +15,11 @@ from evoattn.families import registry
 from evoattn.families.base import SOFTMAX_SCALE_LOG2, Family
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch, Scalar
-from evoattn.model.lengths import told
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
-from evoattn.ops.arguments import SEQUSED
 from evoattn.ops.call import Call, StridedProblem
-from evoattn.portfolio.pick import canonical, size_class
+from evoattn.portfolio.pick import size_class
 from evoattn.portfolio.wins import Raced, Races
 
 
@@ -111,20 +109,6 @@ class Choice:
         )
 
 
-def of_any_keys(problem: AttentionProblem) -> AttentionProblem:
-    """What problems have in common for which one kernel is picked, however many of their keys are in use."""
-    return canonical(problem.with_(seqused=f"0:{problem.seqlen_k}", layout="bshd"))
-
-
-def keys_in_use(call: Call) -> str:
-    """How many keys a call has in use, as a problem says it, read from the device; empty where the user forbids it."""
-    used = call.term(SEQUSED)
-    try:
-        return "" if used is None else told(used.tolist())
-    except RuntimeError:
-        return ""
-
-
 def choose(
     problem: StridedProblem,
     gpu: GpuSpec,
@@ -132,15 +116,13 @@ def choose(
     estimated: bool,
     others: Pickers | None = None,
     lookup: Callable[[str], Family] = registry.lookup,
-    in_use: str = "",
 ) -> Choice | Refusal:
     """The picked kernel if it may run; where it cannot serve these strides, the first of the `others` that can.
     `estimated` allows kernels that were measured on no GPU of this kind. `lookup` finds a family by its name.
-    `in_use`: the keys in use that are picked for, those of the problem unless given.
 
     A picker that fails (a damaged file) is passed over with a warning.
     """
-    searched = problem.as_searched.with_(seqused=in_use) if in_use else problem.as_searched
+    searched = problem.as_searched
     try:
         picked = pick(searched, gpu)
         if picked is None:

@@ -20,7 +20,7 @@ from evoattn.ops.arguments import WATCHED, Causal, Score, has_autocast, is_ordin
 from evoattn.ops.attention import run
 from evoattn.ops.attention_fp8 import words_in_eight_bits
 from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, GRADIENTS, NO_TENSOR, Call, strided
-from evoattn.ops.choice import Choice, Picker, Refusal, of_any_keys
+from evoattn.ops.choice import Choice, Picker, Refusal
 from evoattn.ops.given import Scale, call_of, causal_kind, why_only_torch, with_mask
 from evoattn.ops.gradients import why_not_differentiable
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
@@ -185,8 +185,6 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
     last: object = None
     for problem in problems:
         choice = runtime.choose(strided(problem), gpu, True, index) if gpu else Refusal("unknown GPU")
-        if problem.seqused:
-            runtime.in_use[of_any_keys(problem)] = ""
         kernel = choice.reason if isinstance(choice, Refusal) else choice.key
         if kernel == last:
             continue

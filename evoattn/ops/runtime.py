@@ -19,10 +19,11 @@ from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.model import collector, forks
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.lengths import told
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import gradients, torch_answer
-from evoattn.ops.arguments import STARTS_Q, Given
+from evoattn.ops.arguments import SEQUSED, STARTS_Q, Given
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
@@ -37,20 +38,7 @@ from evoattn.ops.call import (
     why_not_devices,
     why_not_scale,
 )
-from evoattn.ops.choice import (
-    IN_CAPTURE,
-    TOO_LONG,
-    Choice,
-    CudaClock,
-    Picked,
-    Picker,
-    Pickers,
-    Race,
-    Refusal,
-    choose,
-    keys_in_use,
-    of_any_keys,
-)
+from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
@@ -63,7 +51,6 @@ PLANS_KEPT = 4096
 FOLDER = "op"
 """Of its kernels, in the user's cache of compiled ones."""
 Plan = TypeVar("Plan")
-Key = TypeVar("Key")
 Known = tuple[object, ...]
 """All that the plan of a call depends on."""
 Plans = dict[Known, CallPlan | Refusal]
@@ -105,9 +92,6 @@ class Runtime:
         self.helper_plans: dict[Known, OperationPlan | Refusal] = {}
         """Those of operations beside attention: of tensors that are quantised, of new keys, of partial answers."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
-        self.in_use: dict[AttentionProblem, str] = {}
-        """By `of_any_keys`: how many keys the first call had in use, as a problem says it. Empty where `evoattn.warmup`
-        has made a kernel ready, so that no call waits for another."""
         self._lock = forks.Lock()
         forks.tell(self)
 
@@ -120,7 +104,6 @@ class Runtime:
     def forget(self) -> None:
         """Decide every call anew, those too that another thread is deciding; loaded kernels stay loaded."""
         self.plans, self._trainings, self.served, self._unraced, self.helper_plans = {}, {}, {}, {}, {}
-        self.in_use = {}
 
     def attend(self, call: Call) -> Answer:
         """The answer, and with `return_lse` the log-sum-exp beside it; tensors are ordinary ones, outside of any trace,
@@ -318,7 +301,7 @@ class Runtime:
             self.fail(plan.kernel, str(error).rstrip("."))
             return False
 
-    def keep(self, plans: dict[Key, Plan], call: Key, plan: Plan) -> None:
+    def keep(self, plans: dict[Known, Plan], call: Known, plan: Plan) -> None:
         """Keep a decision in what was `plans` before it was made."""
         with self._lock:
             if len(plans) >= PLANS_KEPT:
@@ -361,21 +344,22 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        in_use = self._in_use(call, problem) if problem.seqused else ""
+        in_use = self._in_use(call, problem)
         return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant, in_use)
 
-    def _in_use(self, call: Call, problem: StridedProblem) -> str:
-        """How many keys the first call of such a size had in use: read from the device once, as the shape of a cache
-        that grows changes with every call. Empty where no call could wait for that yet, and where bits may not depend
-        on it."""
-        if call.batch_invariant or PROMISE.everywhere:
+    def _in_use(self, call: Call, problem: AttentionProblem) -> str:
+        """How many keys a call has in use, as a problem says it: read from the device, once for all calls of a plan.
+        Empty where a graph is being captured, in compiled code, which must not wait, and where bits may not depend on
+        it."""
+        used, platform = call.term(SEQUSED) if problem.seqused else None, self.platform
+        if used is None or call.compiled or call.batch_invariant or PROMISE.everywhere:
             return ""
-        about, platform = of_any_keys(problem.as_searched), self.platform
-        known = self.in_use.get(about)
-        if known is None and not call.compiled and platform is not None and not platform.capturing():
-            known = keys_in_use(call)
-            self.keep(self.in_use, about, known)
-        return known or ""
+        if platform is None or platform.capturing():
+            return ""
+        try:
+            return told(used.tolist())
+        except RuntimeError:  # whoever forbids waiting for the device
+            return ""
 
     def choose(
         self,
@@ -396,7 +380,11 @@ class Runtime:
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
         races = self.races and not allowed and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup, in_use)
+
+        def picked(of: AttentionProblem, gpu: GpuSpec) -> Picked | None:
+            return self.pick(of.with_(seqused=in_use) if in_use else of, gpu)
+
+        choice = choose(problem, gpu, picked, allowed or races, self._others, self._lookup)
         if in_use and races and isinstance(choice, Choice) and choice.estimated:
             choice = choose(problem, gpu, self.pick, True, self._others, self._lookup)  # compiled code finds its race
         if isinstance(choice, Refusal) or not choice.estimated:
