@@ -1,8 +1,6 @@
 """Lengths of the sequences of a batch, as a problem records them: a distribution, and the numbers that it gives."""
 
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _TEXT = re.compile(r"(log:)?(\d{1,9}):(\d{1,9})", re.ASCII)
@@ -43,12 +41,3 @@ def parse_lengths(text: str) -> Lengths:
         if lowest <= highest and not (log and lowest == 0):
             return Lengths(lowest, highest, log)
     raise ValueError(f"{text!r} is no range of lengths, lowest:highest.")
-
-
-def told(lengths: Sequence[int]) -> str:
-    """The range, as `parse_lengths` reads it, that is nearest to some lengths: from the least to the greatest, uniform
-    or in their logarithms, by where their mean lies. Lengths of 0 count as 1."""
-    least, most = max(1, min(lengths)), max(1, *lengths)
-    mean, uniform = sum(lengths) / len(lengths), (least + most) / 2
-    logarithmic = (most - least) / math.log(most / least) if most > least else uniform
-    return f"{'log:' if abs(mean - logarithmic) < abs(mean - uniform) else ''}{least}:{most}"

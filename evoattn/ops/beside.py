@@ -157,7 +157,7 @@ def _appended_problem(call: Call, out: Tensor, runtime: Runtime) -> StridedProbl
     for one in (both.as_searched, problem.as_searched):
         if (found := runtime.pick(one, gpu)) is None:
             return "no kernel writes new keys and reads them"
-        scores.append(Costs(likely(one), gpu, exact=True).of([found.config])[0].score)
+        scores.append(Costs(likely(one), gpu).of([found.config])[0].score)
     return both if scores[0] - scores[1] <= LATER else "two launches are faster"
 
 

@@ -19,11 +19,10 @@ from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.model import collector, forks
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.lengths import told
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import gradients, torch_answer
-from evoattn.ops.arguments import SEQUSED, STARTS_Q, Given
+from evoattn.ops.arguments import STARTS_Q, Given
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
@@ -344,22 +343,7 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        in_use = self._in_use(call, problem)
-        return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant, in_use)
-
-    def _in_use(self, call: Call, problem: AttentionProblem) -> str:
-        """How many keys a call has in use, as a problem says it: read from the device, once for all calls of a plan.
-        Empty where a graph is being captured, in compiled code, which must not wait, and where bits may not depend on
-        it."""
-        used, platform = call.term(SEQUSED) if problem.seqused else None, self.platform
-        if used is None or call.compiled or call.batch_invariant or PROMISE.everywhere:
-            return ""
-        if platform is None or platform.capturing():
-            return ""
-        try:
-            return told(used.tolist())
-        except RuntimeError:  # whoever forbids waiting for the device
-            return ""
+        return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant)
 
     def choose(
         self,
@@ -368,25 +352,17 @@ class Runtime:
         contends: bool = False,
         index: int | None = None,
         promised: bool = False,
-        in_use: str = "",
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
         kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`:
         nothing of PyTorch's would have to be beaten: the call is batch-invariant, or of another operation. Where Q has
-        8 bits there is nothing to race either: torch has no such attention. `in_use`: what is picked for in place of
-        the problem's numbers of keys in use."""
+        8 bits there is nothing to race either: torch has no such attention."""
         race, platform = self._race, self.platform
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
         races = self.races and not allowed and race is not None and problem.op == "forward"
-
-        def picked(of: AttentionProblem, gpu: GpuSpec) -> Picked | None:
-            return self.pick(of.with_(seqused=in_use) if in_use else of, gpu)
-
-        choice = choose(problem, gpu, picked, allowed or races, self._others, self._lookup)
-        if in_use and races and isinstance(choice, Choice) and choice.estimated:
-            choice = choose(problem, gpu, self.pick, True, self._others, self._lookup)  # compiled code finds its race
+        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
         if isinstance(choice, Refusal) or not choice.estimated:
             return choice
         if not races:

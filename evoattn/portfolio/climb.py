@@ -26,7 +26,6 @@ from evoattn.model.calibrated import FILE, calibrations_folder
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.sequences import PACKED_PARTS, rounded_up
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.kernels import Genes
 
@@ -60,12 +59,8 @@ OTHER_FAMILY = 12
 LIKELY = 2.5
 """Times the least physical part of a family's in a list or a step's neighbours: trees are not asked of those beyond it,
 which takes two fifths of a pick. Of 144 drawn problems the best of a list had 2.2 at most, the best of a step 1.7."""
-NEAR = 1.3
-"""Times the least cost by keys in use from a tenth to all: of costlier kernels no other guess is made. It leaves out
-two fifths of the kernels, and changes no choice of 762."""
-LEAST_USED = 0.1
-"""Of the keys that there is room for. On 414 problems the cost model's choice loses 1.059 with lengths spread from a
-tenth to all, 1.064 from a quarter, 1.066 with half and all of them, 1.035 with the true ones."""
+LEAST_GUESSED = 32
+"""Keys that there is room for, of each of which many sequences may have one."""
 STEPS, STARTS = 5, 3
 """Steps of a climb, and climbs of a pick."""
 FAR = 1.25
@@ -126,32 +121,22 @@ def neighbours(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, ge
     return found
 
 
-def in_use_anyhow(problem: AttentionProblem) -> AttentionProblem:
-    """The problem with numbers of keys in use that are spread from a tenth of the room to all."""
-    most = problem.seqlen_k
-    least = max(math.ceil(LEAST_USED * most), problem.seqlen_q if problem.causal else 1)
-    return problem.with_(seqused=f"{min(rounded_up(least, 1, PACKED_PARTS), most)}:{most}")
-
-
 def guesses(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
-    """The problem with numbers of keys in use that later calls of a kernel may have: spread, its own, and all of the
-    room. The choice among the timed kernels of 762 problems takes 1.055 times the best one's time by the spread alone,
-    1.050 by that and all, 1.035 by all three and 1.026 by the true ones. Where its own say nothing of those that are
-    timed, a half or a fifth of the room or all of it, it is 1.050 to 1.059."""
-    if not problem.seqused or problem.varlen:
+    """The problem, and of a latent cache another one that is as likely, of fewer keys in use: how many splits are best
+    hangs on how uneven they are. At 64 and 128 heads, 32 caches on an H100, the choice among 19 kernels takes 1.07
+    times the best one's time so, and 1.12 by the problem alone."""
+    most = problem.seqlen_k
+    if not (problem.seqused and (problem.shared_kv or problem.rotary_apart)) or most < LEAST_GUESSED:
         return (problem,)
-    whole = problem.with_(seqused=f"{problem.seqlen_k}:{problem.seqlen_k}")
-    return tuple(dict.fromkeys((in_use_anyhow(problem), problem, whole)))
+    return problem, problem.with_(seqused=f"log:{most // LEAST_GUESSED}:{3 * most // 4}")
 
 
 class Costs:
     """Scores on one problem; each config's is computed once, as neighbours of successive steps are the same in part."""
 
-    def __init__(self, problem: AttentionProblem, gpu: GpuSpec, exact: bool = False) -> None:
-        """`exact`: of the very problem, not of all `guesses`."""
-        self._problems, self._gpu = (problem,) if exact else guesses(problem), gpu
+    def __init__(self, problem: AttentionProblem, gpu: GpuSpec) -> None:
+        self._problems, self._gpu = guesses(problem), gpu
         self._known: dict[tuple[Value, ...], Scored] = {}
-        self._least = math.inf
 
     def __len__(self) -> int:
         """Scores that were computed."""
@@ -159,27 +144,14 @@ class Costs:
 
     def of(self, configs: Sequence[KernelConfig]) -> list[Scored]:
         """The configs and their scores, in the same order."""
-        keys = [(config.family, *config.params.values()) for config in configs]
-        if new := {key: config for key, config in zip(keys, configs, strict=True) if key not in self._known}:
-            self._known |= dict(zip(new, self._scored(list(new.values())), strict=True))
-        return [self._known[key] for key in keys]
-
-    def _scored(self, configs: Sequence[KernelConfig]) -> list[Scored]:
-        """Geometric means over the guesses. Of configs that are not NEAR by the first guess, the others are taken to
-        say what they say at most of those that are."""
         from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
 
-        first, *others = self._problems
-        found = scores(first, configs, self._gpu, within=LIKELY)
-        self._least = min(self._least, *found)
-        near = [i for i, score in enumerate(found) if score <= NEAR * self._least]
-        if others and near:
-            more = [scores(one, [configs[i] for i in near], self._gpu, within=LIKELY) for one in others]
-            each = zip([found[i] for i in near], *more, strict=True)
-            means = {i: math.prod(row) ** (1 / len(row)) for i, row in zip(near, each, strict=True)}
-            most = max(mean / found[i] for i, mean in means.items())
-            found = [means.get(i, most * score) for i, score in enumerate(found)]
-        return [Scored(config, score) for config, score in zip(configs, found, strict=True)]
+        keys = [(config.family, *config.params.values()) for config in configs]
+        if new := {key: config for key, config in zip(keys, configs, strict=True) if key not in self._known}:
+            found = [scores(one, list(new.values()), self._gpu, within=LIKELY) for one in self._problems]
+            means = (math.prod(each) ** (1 / len(each)) for each in zip(*found, strict=True))
+            self._known |= {key: Scored(new[key], score) for key, score in zip(new, means, strict=True)}
+        return [self._known[key] for key in keys]
 
     def within(self, factor: float) -> list[Scored]:
         """All whose score is at most `factor` times the least."""

@@ -153,7 +153,7 @@ class ClimbingBreeder(AimedBreeder):
         self._target = target
         problem = likely(self._group.problems[target])
         ranked = [c for c in portfolio_kernels(problem, self._gpu) if c.family in self.spaces]
-        costs = Costs(problem, self._gpu, exact=True)
+        costs = Costs(problem, self._gpu)
         starts = beginnings(sorted(costs.of(ranked), key=lambda s: s.score)) if ranked else []
         starts += self._of_other_families(problem, ranked, {s.config.family for s in starts}, costs)
         climbs = [climb(s.config, problem, self._gpu, STEPS, self._genes[s.config.family], costs) for s in starts]

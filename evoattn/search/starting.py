@@ -21,7 +21,7 @@ def starting_configs(space: SearchSpace, problem: AttentionProblem, gpu: GpuSpec
     by the cost model."""
     family = registry.lookup(space.family)
     valid = [c for c in space.starting_configs() if family.why_invalid(problem, c, gpu) is None]
-    return [one.config for one in sorted(Costs(problem, gpu, exact=True).of(valid), key=lambda one: one.score)]
+    return [one.config for one in sorted(Costs(problem, gpu).of(valid), key=lambda one: one.score)]
 
 
 def begin(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:

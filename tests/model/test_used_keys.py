@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from evoattn.correctness import reference, sequences
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.lengths import Lengths, parse_lengths, told
+from evoattn.model.lengths import Lengths, parse_lengths
 from evoattn.model.problem import AttentionProblem
 
 PLAIN = AttentionProblem(5, 4, 2, 3, 70, 16)
@@ -132,19 +132,3 @@ def test_entries_behind_the_last_key_may_name_a_page():
         made = reference.make_inputs(problem, 0, "cpu", kind)
         for row, keys in zip(made["table"], problem.key_lengths):
             assert (row[-(-keys // 16) :] == behind).all() and (row[: -(-keys // 16)] != sequences.NO_PAGE).all()
-
-
-@pytest.mark.parametrize(
-    ("lengths", "text"),
-    [
-        ([7], "7:7"),
-        ([0, 0], "1:1"),
-        ([9, 9, 9], "9:9"),
-        ([0, 30, 60], "1:60"),
-        ([1, 10, 100, 1000], "log:1:1000"),
-        (parse_lengths("log:16:4096").draw(65), "log:16:4096"),
-        (parse_lengths("16:4096").draw(65), "16:4096"),
-    ],
-)
-def test_lengths_are_told_by_the_range_that_is_nearest(lengths, text):
-    assert told(lengths) == text and parse_lengths(text)

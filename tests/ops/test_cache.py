@@ -96,29 +96,6 @@ def test_other_lengths_and_pages_take_the_same_plan(cache_device):
     assert (len(cache_device.launches), cache_device.loads) == (launched + 1, loads)
 
 
-@pytest.mark.parametrize("page", [0, 16])
-def test_the_first_call_s_keys_in_use_are_picked_for(tmp_path, page):
-    asked_for = []
-
-    def picker(problem, gpu):
-        asked_for.append(problem.seqused)
-        return split_kv_pick(problem, gpu)
-
-    device, problem = CacheDevice(), USED.with_(page=page)
-    tensors, room = reference.make_inputs(problem, 5, "cpu"), f"0:{80 if page else 70}"
-    with current.use(fake_runtime(device, tmp_path, picker)) as runtime:
-        asked(problem, tensors, strict=True)
-        asked(problem, reference.make_inputs(problem.with_(seqused="3:70"), 6, "cpu"), strict=True)
-        assert asked_for == ["1:60"], "none in use counts as one, and the plan is kept"
-        runtime.forget()
-        device.is_capturing = True
-        asked(problem, tensors)
-        device.is_capturing = False
-        with pytest.raises(NoKernel, match="no recipe"):
-            asked(problem, tensors, batch_invariant=True)
-        assert asked_for[1:] == [room, room], "a capture does not wait, and bits of a promise are of no lengths"
-
-
 def test_the_answer_has_the_queries_layout(cache_device):
     problem = USED.with_(page=16)
     tensors = reference.make_inputs(problem, 5, "cpu")

@@ -4,7 +4,6 @@ import pytest
 
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
 from evoattn.model.shape_text import parse_shape
-from evoattn.portfolio.climb import guesses
 from evoattn.portfolio.pick import canonical, grown, likely
 from evoattn.portfolio.workload import draw_kind
 
@@ -49,31 +48,17 @@ def test_a_growing_problem_comes_by_every_pick() -> None:
     assert list(grown(begin, 0)) == list(grown(begin, 112)) == [begin]
 
 
-@pytest.mark.parametrize("kind", ("packed", "mixed"))
+@pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
 def test_what_only_the_device_knows_changes_nothing(kind: str) -> None:
     for problem in draw_kind(kind, 601, 60):
-        rows = [problem.shape(name)[2] for name in "qk"]
-        as_called = problem if problem.page else problem.with_(varlen=f"sum:{rows[0]}/sum:{rows[1]}")
+        told = {"seqused": f"0:{problem.seqlen_k}"} if problem.seqused else {}
+        if problem.varlen:
+            rows = [problem.shape(name)[2] for name in "qk"]
+            told = {"varlen": f"sum:{rows[0]}/sum:{rows[1]}"}
+        as_called = problem.with_(**told)
         assert likely(problem) == likely(as_called) and canonical(problem) == canonical(as_called)
         seen = likely(problem)
         assert seen.key_lengths and max(keys for _, keys in seen.sequences) <= problem.seqlen_k
-
-
-def test_keys_in_use_are_a_tenth_to_all_where_nobody_read_them() -> None:
-    cache = TOKEN.with_(batch=8, seqlen_k=8192)
-    assert likely(cache.with_(seqused="0:8192")).seqused == canonical(cache.with_(seqused="0:8100")).seqused
-    assert min(likely(cache.with_(seqused="0:8192")).key_lengths) == 832, "rounded to one of eight numbers"
-
-
-@pytest.mark.parametrize(
-    ("told", "rounded"), [("1000:5000", "1024:5120"), ("log:40:8100", "log:40:8192"), ("8000:8000", "8192:8192")]
-)
-def test_keys_in_use_that_were_read_are_rounded(told: str, rounded: str) -> None:
-    problem = TOKEN.with_(batch=8, seqlen_k=8100, seqused=told)
-    assert likely(problem) == problem and canonical(problem).seqused == rounded
-    assert canonical(canonical(problem)) == canonical(problem)
-    spread, own, whole = (guess.seqused for guess in guesses(problem))
-    assert (spread, own, whole) == ("832:8100", told, "8100:8100")
 
 
 def test_packed_sequences_are_as_long_as_they_are_in_the_mean() -> None:

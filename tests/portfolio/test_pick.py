@@ -1,6 +1,5 @@
 """Picks serve problems as people have them, with kernels that can run, on cards that were timed and on others."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -73,27 +72,17 @@ def test_odd_shapes_get_a_kernel_that_can_run_or_none(shape, gpu):
 @pytest.mark.slow
 def test_thousands_of_sequences_count_as_few_lengths():
     problem = parse_shape("B=8192,H=32,Hkv=8,Sq=1,Sk=4096,D=128,dtype=bf16,seqused=1:4096")
-    assert pick(problem, H100) == pick(problem.with_(seqused="1:4095"), H100)
+    assert pick(problem, H100) == pick(problem.with_(seqused="0:4096"), H100)
 
 
 @pytest.mark.slow
-def test_a_pick_is_the_same_whatever_the_lengths_of_packed_sequences():
-    for problem in DRAWS["packed"](601, 25):
+@pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
+def test_a_pick_is_the_same_whatever_the_lengths_on_the_device(kind):
+    for problem in DRAWS[kind](601, 25):
         rows = [problem.shape(name)[2] for name in "qk"]
-        theirs = pick(problem.with_(varlen=f"sum:{rows[0]}/sum:{rows[1]}"), H100)
-        mine = pick(problem, H100)
+        told = {"varlen": f"sum:{rows[0]}/sum:{rows[1]}"} if problem.varlen else {"seqused": f"0:{problem.seqlen_k}"}
+        mine, theirs = pick(problem, H100), pick(problem.with_(**told), H100)
         assert (mine.family, mine.config) == (theirs.family, theirs.config)
-
-
-@pytest.mark.slow
-def test_keys_in_use_that_are_known_are_weighed():
-    """By the cost model, at the very lengths."""
-    gains = []
-    for problem in DRAWS["cached"](601, 12):
-        unknown = pick(problem.with_(seqused=f"0:{problem.seqlen_k}"), H100)
-        mine, theirs = scores(problem, [pick(problem, H100).config, unknown.config], H100)
-        gains.append(math.log(theirs / mine))
-    assert sum(gains) / len(gains) > 0.01
 
 
 def test_what_pytorch_does_faster_is_left_to_it():
