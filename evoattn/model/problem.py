@@ -253,7 +253,7 @@ class AttentionProblem:
             for name in names
         )
 
-    @property
+    @cached_property
     def key_lengths(self) -> tuple[int, ...]:
         """Keys of each batch that are in use; those of packed sequences, if they lie in pages."""
         if self.varlen and self.page:

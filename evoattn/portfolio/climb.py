@@ -59,8 +59,6 @@ OTHER_FAMILY = 12
 LIKELY = 2.5
 """Times the least physical part of a family's in a list or a step's neighbours: trees are not asked of those beyond it,
 which takes two fifths of a pick. Of 144 drawn problems the best of a list had 2.2 at most, the best of a step 1.7."""
-LEAST_GUESSED = 32
-"""Keys that there is room for, of each of which many sequences may have one."""
 STEPS, STARTS = 5, 3
 """Steps of a climb, and climbs of a pick."""
 FAR = 1.25
@@ -121,21 +119,11 @@ def neighbours(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, ge
     return found
 
 
-def guesses(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
-    """The problem, and of a latent cache another one that is as likely, of fewer keys in use: how many splits are best
-    hangs on how uneven they are. At 64 and 128 heads, 32 caches on an H100, the choice among 19 kernels takes 1.07
-    times the best one's time so, and 1.12 by the problem alone."""
-    most = problem.seqlen_k
-    if not (problem.seqused and (problem.shared_kv or problem.rotary_apart)) or most < LEAST_GUESSED:
-        return (problem,)
-    return problem, problem.with_(seqused=f"log:{most // LEAST_GUESSED}:{3 * most // 4}")
-
-
 class Costs:
     """Scores on one problem; each config's is computed once, as neighbours of successive steps are the same in part."""
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec) -> None:
-        self._problems, self._gpu = guesses(problem), gpu
+        self._problem, self._gpu = problem, gpu
         self._known: dict[tuple[Value, ...], Scored] = {}
 
     def __len__(self) -> int:
@@ -148,9 +136,8 @@ class Costs:
 
         keys = [(config.family, *config.params.values()) for config in configs]
         if new := {key: config for key, config in zip(keys, configs, strict=True) if key not in self._known}:
-            found = [scores(one, list(new.values()), self._gpu, within=LIKELY) for one in self._problems]
-            means = (math.prod(each) ** (1 / len(each)) for each in zip(*found, strict=True))
-            self._known |= {key: Scored(new[key], score) for key, score in zip(new, means, strict=True)}
+            found = scores(self._problem, list(new.values()), self._gpu, within=LIKELY)
+            self._known |= {key: Scored(new[key], score) for key, score in zip(new, found, strict=True)}
         return [self._known[key] for key in keys]
 
     def within(self, factor: float) -> list[Scored]:
