@@ -5,8 +5,10 @@ from collections import Counter
 from functools import lru_cache
 
 from evoattn.cost.physics import PARTS, Physics
+from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import GRANULARITIES
 from evoattn.model.space import KernelConfig
 
 LEAST = 1e-6
@@ -95,6 +97,10 @@ def _of_problem(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
         "varlen": bool(problem.varlen),
         "keys in use": bool(problem.seqused),
         "page": problem.page,
+        "K/V bytes": DTYPES[problem.kv or problem.dtype].bytes,
+        "scales": GRANULARITIES.index(problem.scales),
+        "turned": problem.turned,
+        "value dim": problem.head_dim_v,
     }
 
 

@@ -43,7 +43,7 @@ WIDE, CLOSE = (0.3, 0.15), (0.1, 0.1)
 """Weights of rows: of those far behind the best of their problem, and the part of its time behind it at which what is
 above that has fallen to 1/e. `CLOSE` is for families of `MOST_ROWS` rows."""
 
-NEAR_TREES: dict[str, float] = {"max_iter": 100, "learning_rate": 0.06, "max_leaf_nodes": 24, "min_samples_leaf": 20,
+NEAR_TREES: dict[str, float] = {"max_iter": 70, "learning_rate": 0.06, "max_leaf_nodes": 24, "min_samples_leaf": 20,
                                 "l2_regularization": 10.0, "max_bins": 64, "max_features": 0.3}  # fmt: skip
 """Arguments of scikit-learn's boosting for trees behind those of a fit."""
 NEAR = 2.0
