@@ -63,7 +63,7 @@ def test_it_is_right(shape, gpu, genes):
             "for (int i = threadIdx.x; i < DIM * GROUPS",
         ),
         (SMOOTH, "most = fmaxf(most, fmaxf(high - mean, mean - low))", "most = fmaxf(most, high - mean)"),
-        (BLOCK, "(ALL || row_of(i) < count) && has(c))\n        numbers_of", "has(c))\n        numbers_of"),
+        (BLOCK, "if ((!ALL && row_of(i) >= count) || !has(c)) continue;", "if (!has(c)) continue;"),
         (BLOCK, "scale_of(block_max(kept.largest()))", "scale_of(kept.largest())"),
         (
             PAIR,

@@ -38,7 +38,7 @@ class QuantizeGenes(RowGenes):
     VECTOR_WIDTH: int = gene("elements per load; as many bytes per store", (4, 8))
 
     def layout(self, problem: AttentionProblem, columns: int, turned: bool) -> tuple[int, int, int]:
-        """(threads of a row, columns of it that each has, rows that it has), as `Layout` of the template."""
+        """(threads of a row, columns of it that each has, rows that it has), as `Rows` of the template."""
         vectors = math.ceil(columns / self.VECTOR_WIDTH)
         most = WARP if problem.scales == PER_TOKEN else self.THREADS
         lanes, tall = min(most, 1 << max(0, vectors - 1).bit_length()), GROUP if turned else 1
