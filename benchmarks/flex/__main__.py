@@ -40,6 +40,7 @@ from benchmarks.flex.processes import alone, run_all, shares
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import block_masks, flex
 from evoattn.ops.call import Call as OpCall
+from evoattn.ops.runtime import current
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import PEERS
 
@@ -179,6 +180,7 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
     again = EVERY[problem.name](shape)
     new: dict[str, Any] = dict(score_mod=again.score_mod, block_mask=mask_of(again, shape), enable_gqa=True)
     row.again_s = taken(lambda: evoattn.flex_attention(q, k, v, **new))
+    current.runtime().settle()
     sides: dict[str, Call] = {"evoattn": ours}
     torch.compiler.reset()
     backends: dict[str, dict[str, Any] | None] = {"triton": None} | (

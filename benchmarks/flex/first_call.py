@@ -4,10 +4,10 @@ cache of kernels knows.
     python -m benchmarks.flex.first_call [FUNCTION …] [--gradients] [--no-device GPU] [--json FILE]
 
 Each function of `benchmarks/flex/mods.py` has two processes, the first with an empty cache, the second with the cache
-that the first has left. CUDA and PyTorch's own attention have run in both before. A row is a call: its milliseconds
-until the device is done, those of its block mask by `evoattn.create_block_mask`, its parts, and how many kernels were
-compiled. After the first call come ones of new functions of the same kind, as a training step makes them, and of other
-lengths.
+that the first has left. CUDA and PyTorch's own attention have run in both before. A row is a call with its block mask
+by `evoattn.create_block_mask`: milliseconds until the device is done, those of the mask alone, parts of the call, and
+how many kernels were compiled. After the first call come ones of new functions of the same kind, as a training step
+makes them, and of other lengths.
 
 With `--no-device h100` no GPU is needed: CPU time of all that is not CUDA's, and PyTorch makes the block masks.
 """
@@ -82,7 +82,6 @@ def one_process(name: str, folder: Path, gradients: bool, no_device: str) -> lis
             of_mask = (seconds() - began) * 1e3
             for one in (q, k, v):
                 one.requires_grad_(gradients)
-            began = seconds()
             out = evoattn.flex_attention(q, k, v, score_mod=written.score_mod, block_mask=mask)
             if gradients:
                 out.backward(out.detach())

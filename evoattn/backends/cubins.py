@@ -68,9 +68,12 @@ def get_cubin(family: Family, problem: AttentionProblem, config: KernelConfig, g
     return found
 
 
-def has_cubin(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> bool:
-    """Whether the kernel was compiled before, whatever is in its file."""
-    return (folder / f"{recipe_of(family, problem, config, gpu)}{SUFFIX}").exists()
+def kept_cubin(
+    family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path
+) -> Cubin | None:
+    """The kernel's machine code from `folder`; None where it was not compiled before."""
+    wanted = recipe_of(family, problem, config, gpu)
+    return _read_cubin(folder / f"{wanted}{SUFFIX}", wanted)
 
 
 def _compile(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, wanted: str) -> Cubin:

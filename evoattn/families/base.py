@@ -69,6 +69,9 @@ class Family(ABC):
     known_for_lists: ClassVar[bool] = False
     """Whether picks for a block list look at its starting configs too: few of the tiles that were timed on other
     problems divide the blocks of a list."""
+    soon_compiled: ClassVar[Mapping[str, Value]] = {}
+    """Values of parameters with which a kernel has little code, where compilers take over a second without them: a call
+    that waits for a compiler gets such a kernel first. Numbers are the most that it has."""
     weighed_as: ClassVar[str] = ""
     """The family whose weights of the cost model it is given, until it has a fit of its own."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.backends.cache_folder import mark_used, read_own, write_whole
-from evoattn.backends.cubins import Cubin, has_cubin
+from evoattn.backends.cubins import Cubin, kept_cubin
 from evoattn.backends.loaded import (
     SCRATCH,
     KernelBackend,
@@ -41,6 +41,8 @@ from evoattn.ops.choice import Choice, KernelKey, Refusal
 
 if TYPE_CHECKING:
     from evoattn.correctness.cases import Case
+    from evoattn.families.base import Family
+    from evoattn.model.gpu import GpuSpec
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
@@ -311,6 +313,8 @@ class Kernels:
         """Of loaded kernels, what they were chosen as."""
         self._beside: threading.Thread | None = None
         """What compiles while others run."""
+        self._cases: dict[tuple[int, KernelKey], list[Case]] = {}
+        """Of kernels that were made ready so: what they are to be checked with, nothing where they were."""
         self._failures: dict[tuple[int, KernelKey], str] = {}
         self._said: set[str] = set()
         self._lock = forks.Lock()
@@ -342,13 +346,14 @@ class Kernels:
             return ready
         return CallPlan(choice, *ready, given or (), self._platform)
 
-    def meanwhile(self, choice: Choice, index: int, from_functions: bool) -> Choice:
-        """What runs in place of a chosen kernel whose compilation a call would wait for: a loaded one that says the
-        same, which was chosen for other lengths or masks, of calls `from_functions` and of a caller's expressions. The
-        chosen one is compiled beside it, and runs from then on, but in a capture, which loads none. Where bits must not
-        change, or there is no such kernel, the chosen one itself."""
-        key, problem = (index, choice.key), choice.problem
-        may_wait = from_functions or problem.own_score is not None or problem.shown is not None
+    def meanwhile(self, choice: Choice, index: int, call: Call) -> Choice:
+        """What runs in place of a chosen kernel whose compiler or check a call would wait for: a loaded one that says
+        the same, which was chosen for other lengths or masks, of FlexAttention's calls and of a caller's expressions;
+        else, of an eager call of FlexAttention's, one that is compiled sooner. The chosen one is made ready beside it,
+        and runs from then on, but in a capture, which loads none. Where bits must not change, or there is no such
+        kernel, the chosen one itself."""
+        key, problem, capturing = (index, choice.key), choice.problem, self._platform.capturing()
+        may_wait = call.from_functions or problem.own_score is not None or problem.shown is not None
         if not may_wait or choice.estimated or key in self._loaded or self._failure(key):
             return choice
         if problem.batch_invariant or problem.deterministic or torch.are_deterministic_algorithms_enabled():
@@ -361,27 +366,47 @@ class Kernels:
             and not self._failure((at, of))
             and not other.family.why_impossible(problem, other.config, choice.gpu)
         ]
-        recipe = choice.family, problem.as_searched, choice.config, choice.gpu, self._folder
-        if not others or (has_cubin(*recipe) and not self._platform.capturing()):
+        if not (others or capturing or call.compiled) and call.from_functions:
+            sooner = _sooner(choice)
+            others = [sooner] if sooner and not self._failure((index, sooner.key)) else []
+        if not others or (not capturing and self._is_ready(choice, key)):
             return choice
-        from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
+        other = others[0]
+        if len(others) > 1:
+            from evoattn.cost.cost import scores  # here: it imports NumPy and reads a file of weights
 
-        costs = scores(problem.as_searched, [other.config for other in others], choice.gpu)
-        _, number = min(zip(costs, range(len(others)), strict=True))
+            costs = scores(problem.as_searched, [one.config for one in others], choice.gpu)
+            other = others[costs.index(min(costs))]
         if self._beside is None or not self._beside.is_alive():
-            self._beside = threading.Thread(target=self._compile, args=(choice, key), name="evoattn compiles")
+            self._beside = threading.Thread(target=self._make_ready, args=(choice, key), name="evoattn compiles")
             self._beside.start()
-        words = f"{others[number].name} runs until {choice.name} is compiled"
-        return replace(others[number], problem=problem, words=words)
+        return replace(other, problem=problem, words=f"{other.name} runs until {choice.name} is compiled")
 
-    def _compile(self, choice: Choice, key: tuple[int, KernelKey]) -> None:
-        """Compile a kernel that is to be loaded by a later call."""
+    def _is_ready(self, choice: Choice, key: tuple[int, KernelKey]) -> bool:
+        """Whether a kernel that is not loaded needs no compiler, and has a check behind it or cases for one."""
+        if key in self._cases:
+            return True
+        cubin = kept_cubin(*_recipe(choice), self._folder)
+        return cubin is not None and self._was_checked(cubin, key[0])
+
+    def _was_checked(self, cubin: Cubin, index: int) -> bool:
+        return recorded_check(cubin, self._platform.identity(index), self._folder) is not None
+
+    def _make_ready(self, choice: Choice, key: tuple[int, KernelKey]) -> None:
+        """Compile a kernel that is to be loaded by a later call, and make the cases of its check, on the CPU: another
+        thread may be capturing a graph."""
         try:
-            self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
+            cubin = self._build(*_recipe(choice), self._folder)
+            self._cases[key] = [] if self._was_checked(cubin, key[0]) else cases_of(choice)
         except Exception as error:  # the others go on
             self._failures[key] = f"{choice.name} failed: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
             return
         self._lost()
+
+    def settle(self) -> None:
+        """Wait for what is made ready beside calls: the next eager one loads it."""
+        if self._beside is not None:
+            self._beside.join()
 
     def operation(self, choice: Choice, index: int) -> OperationPlan | Refusal:
         """The same of an operation beside attention."""
@@ -424,14 +449,14 @@ class Kernels:
 
     def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
-        there, of_check = threading.Event(), partial(cases_of, choice, key[0], self._platform)
-        with ThreadPoolExecutor(1) as beside:  # a compiler leaves the GPU and most of Python alone
-            cases = beside.submit(lambda: None if there.wait(READ_SECONDS) else of_check())
+        there, kept, of_check = threading.Event(), self._cases.pop(key, None), partial(cases_of, choice)
+        with ThreadPoolExecutor(1) as beside:  # a compiler leaves most of Python alone
+            cases = beside.submit(lambda: None if kept or there.wait(READ_SECONDS) else of_check())
             try:
-                cubin = self._build(choice.family, choice.problem.as_searched, choice.config, choice.gpu, self._folder)
+                cubin = self._build(*_recipe(choice), self._folder)
             finally:
                 there.set()
-            wanted = lambda: cases.result() or of_check()
+            wanted = lambda: kept or cases.result() or of_check()
             kernel = load_checked(choice, cubin, key[0], self._platform, self._folder, wanted)
         self._loaded[key], self._chosen[key] = kernel, choice
         if kernel.failure:
@@ -449,6 +474,22 @@ class Kernels:
 CASES = ("ragged", "ragged, strided, Sq > Sk")
 """Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
 SEED = 20
+_ONE_THREAD = threading.Lock()
+
+
+def _recipe(choice: Choice) -> tuple[Family, AttentionProblem, KernelConfig, GpuSpec]:
+    """What decides the machine code."""
+    return choice.family, choice.problem.as_searched, choice.config, choice.gpu
+
+
+def _sooner(choice: Choice) -> Choice | None:
+    """The same with a kernel that is compiled sooner; None where there is none."""
+    family, genes = choice.family, choice.config.params
+    changed = {name: min(value, genes[name]) for name, value in family.soon_compiled.items()}
+    config = KernelConfig(family.name, genes | changed)
+    if config == choice.config or family.why_impossible(choice.problem, config, choice.gpu):
+        return None
+    return replace(choice, config=config)
 
 
 def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
@@ -501,17 +542,21 @@ def load_checked(
     return kernel
 
 
-def cases_of(choice: Choice, index: int, platform: Platform) -> list[Case]:
-    """Two small problems of the chosen kernel's head_dim, dtype and mask, with inputs and exact answers on a device:
-    which takes most of a second in a process that computed nothing there yet. Waits for the device."""
+def cases_of(choice: Choice) -> list[Case]:
+    """Two small problems of the chosen kernel's head_dim, dtype and mask, with inputs and exact answers, on the CPU: a
+    device takes most of a second for what it computed nothing of yet, and graphs may be captured there. By one thread:
+    where others compute, several wait for each other."""
     from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
 
-    with platform.guard(index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
-        problem, device = choice.problem.as_searched, platform.device(index)
-        wanted = [case for case in proof_of(problem).device_cases(problem) if case[0] in CASES]
-        made = [make_case(name, shape, SEED, device, kind, double=True) for name, shape, kind in wanted]
-        platform.synchronize(index)  # whoever reads them may do so on another stream
-    return made
+    problem = choice.problem.as_searched
+    with _ONE_THREAD, torch.no_grad(), torch.autocast("cpu", enabled=False):
+        count = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            wanted = [case for case in proof_of(problem).device_cases(problem) if case[0] in CASES]
+            return [make_case(name, shape, SEED, "cpu", kind, double=True) for name, shape, kind in wanted]
+        finally:
+            torch.set_num_threads(count)
 
 
 def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform, cases: Sequence[Case]) -> str:
@@ -534,7 +579,7 @@ def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform
     try:
         with platform.guard(kernel.index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
             for case in cases:
-                result = check(backend, built, case, repeat=case is cases[-1])
+                result = check(backend, built, case.on(backend.device), repeat=case is cases[-1])
                 if not result.passed:
                     return result.reason
     except ContextLost as error:

@@ -376,6 +376,11 @@ class Runtime:
         words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
         return replace(choice, words=words)
 
+    def settle(self) -> None:
+        """Wait for the kernels that are compiled while others run: the next calls, but in a capture, load them."""
+        if self._kernels is not None:
+            self._kernels.settle()
+
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
         return self._kernels.failure(choice, index) if self._kernels else ""
@@ -426,7 +431,7 @@ class Runtime:
             return choice
         assert self._kernels is not None
         scale, index = call.scale if choice.problem.scale is None else None, call.query.get_device()
-        return self.prepare(self._kernels.meanwhile(choice, index, call.from_functions), index, scale, call.given())
+        return self.prepare(self._kernels.meanwhile(choice, index, call), index, scale, call.given())
 
     def _why_no_race(self, choice: Choice, call: Call) -> str:
         assert self._race is not None and self.platform is not None and self._kernels is not None

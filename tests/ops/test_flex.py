@@ -11,7 +11,6 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import evoattn
-from evoattn.backends.cubins import SUFFIX, recipe_of
 from evoattn.model.mask import Band
 from evoattn.model.space import KernelConfig
 from evoattn.ops import arguments, block_masks, flex
@@ -370,21 +369,21 @@ OF_A_NAME = lambda s, b, h, i, j: 4 * torch.tanh(s / 4)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("score_mod", [OF_AN_EXPRESSION, OF_A_NAME])
-def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path, score_mod):
-    """Another length has another kernel: the first one serves it until that is compiled, beside the calls."""
+@pytest.mark.parametrize("is_new", [False, True])
+def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path, score_mod, is_new):
+    """Another length has another kernel: the first one serves it until that is compiled and can be checked, beside the
+    calls. Before the first one there is another that is compiled sooner, but in a capture."""
     device, may, built = FakeDevice(), threading.Event(), []
+    least, most = (64, 80) if is_new else (128, 192)
+    runtime = Runtime(device, lambda problem, gpu: pick(problem, gpu), tmp_path, build=lambda *of: slow(*of))
 
     def pick(problem, gpu):
-        config = wgmma_pick(problem, gpu).config
-        return Pick(
-            "flash_wgmma", KernelConfig("flash_wgmma", {**config.params, "STAGES": 2 + (problem.seqlen_q > 64)})
-        )
+        genes = {"BLOCK_N": 80} if is_new else {"STAGES": 2 + (problem.seqlen_q > 64)}
+        return Pick("flash_wgmma", KernelConfig("flash_wgmma", {**wgmma_pick(problem, gpu).config.params, **genes}))
 
     def slow(family, problem, config, gpu, folder):
-        if built:
-            assert may.wait(20)
-        built.append(config["STAGES"])
-        (folder / f"{recipe_of(family, problem, config, gpu)}{SUFFIX}").touch()
+        built.append(config["BLOCK_N"] * config["STAGES"])
+        assert built[-1] == least or may.wait(20)
         return build(family, problem, config, gpu, folder)
 
     def called(rows):
@@ -394,17 +393,38 @@ def test_no_call_waits_for_another_kernel_of_its_expression(tmp_path, score_mod)
         assert near(out, expected_of(q, k, v, score_mod)[0]) and device.launches
         return device.launches[-1].smem_bytes
 
-    with current.use(Runtime(device, pick, tmp_path, build=slow)) as runtime:
+    with current.use(runtime):
         first = called(30)
-        assert called(100) == called(90) == first and built == [2]
+        assert called(100) == called(90) == first
         may.set()
-        runtime._kernels._beside.join()
+        runtime.settle()
         device.is_capturing = True
         assert called(100) == first, "a capture loads none, and takes the one that is loaded"
         device.is_capturing = False
-        runtime._kernels._beside.join()
-        assert called(100) > first and called(30) == first
-    assert set(built) == {2, 3}
+        runtime.settle()
+        assert called(100) > first and (called(30) > first) == is_new
+    assert set(built) == {least, most}
+
+
+def test_who_wants_the_same_bits_waits_for_the_kernel_itself(tmp_path):
+    device, built = FakeDevice(), []
+
+    def pick(problem, gpu):
+        return Pick(
+            "flash_wgmma", KernelConfig("flash_wgmma", {**wgmma_pick(problem, gpu).config.params, "BLOCK_N": 80})
+        )
+
+    def noted(family, problem, config, gpu, folder):
+        built.append(config["BLOCK_N"])
+        return build(family, problem, config, gpu, folder)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with current.use(Runtime(device, pick, tmp_path, build=noted)):
+            evoattn.flex_attention(*tensors(1, 2, 2, 30, KEYS), OF_AN_EXPRESSION)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert built == [80]
 
 
 def test_numbers_that_change_need_no_kernel_of_their_own(device):

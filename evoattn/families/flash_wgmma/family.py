@@ -2,6 +2,7 @@
 only."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
@@ -88,6 +89,7 @@ class FlashWgmma(Family):
     name: ClassVar[str] = "flash_wgmma"
     genes = FlashWgmmaGenes
     aims = AIMS
+    soon_compiled: ClassVar[Mapping[str, Value]] = {"BLOCK_N": 64, "OVERLAP": False, "PING_PONG": False}
     known_for_lists = True
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
