@@ -11,11 +11,13 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import SCALES
-from evoattn.model.score import FLAGS, SCORE, WHOLE, evaluate
+from evoattn.model.score import FLAGS, WHOLE, Apply, Load, Table, evaluate, parts
 from evoattn.model.scoring import Scoring
 
 OWN_NUMBERS = 4
 """Values of a table of whole numbers: of documents, say, of which keys and queries share some."""
+DIVIDES, LEAST_NUMBER = ("/", "//", "%"), 0.5
+"""Operators, and the least of a single fp32 number or one that is divided by."""
 SINK_SPREAD = 3.0
 """Standard deviation of sinks: of normal ones few are above the largest score of a row."""
 
@@ -41,7 +43,8 @@ def make_terms(
 ) -> dict[str, torch.Tensor]:
     """The inputs of `AttentionProblem.term_shapes`: normal biases, sinks three times as large, the slopes of the ALiBi
     paper, lengths and pages as `sequences.make_key_terms` makes them, block lists as the problem's text says, normal
-    tables, and those of whole numbers with few values. Scales are made with what they scale (`eight_bits.quantised`).
+    tables, and those of whole numbers with few values; single numbers, and what is divided by, are above 0. Scales are
+    made with what they scale (`eight_bits.quantised`).
 
     `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 100 by turns, whose exponential
     fp32 does not hold, slopes of which every other is steep and negative, and a bias that hides all keys from the first
@@ -50,12 +53,14 @@ def make_terms(
     has no answer. The columns of a bias past the last key are NaN.
     """
     made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
-    heads = torch.arange(problem.heads, device=device)
+    heads, positive = torch.arange(problem.heads, device=device), _divisors(problem)
     for table in problem.own_tables:
         if table.buffer in made:
             continue
         whole = torch.randint(OWN_NUMBERS, table.shape, generator=generator, device=device, dtype=torch.int32)
         normal = torch.randn(table.shape, generator=generator, device=device) * (4 if extreme else 1)
+        if table in positive or table.shape == (1,):
+            whole, normal = whole.clamp(min=1), normal.abs() + LEAST_NUMBER
         if table.dtype == FLAGS:
             made[table.buffer] = whole > 0
         elif table.dtype in WHOLE:
@@ -82,6 +87,14 @@ def make_terms(
             values[..., problem.seqlen_k :] = float("nan")
         made[name] = values.to(torch_dtype(problem))
     return made
+
+
+def _divisors(problem: AttentionProblem) -> set[Table]:
+    """Tables by which the problem's expressions divide."""
+    trees = [problem.own_score.tree] if problem.own_score is not None else []
+    trees += [problem.shown] if problem.shown is not None else []
+    by = [one.of[1] for tree in trees for one in parts(tree) if isinstance(one, Apply) and one.operator in DIVIDES]
+    return {load.table for tree in by for load in parts(tree) if isinstance(load, Load)}
 
 
 @dataclass(frozen=True)

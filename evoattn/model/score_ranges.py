@@ -1,7 +1,7 @@
 """Between what numbers an expression of whole numbers lies over a block of queries and keys, as CUDA C++ has it. So a
 predicate is known to hold for all pairs of a block, or for none, without asking each."""
 
-from evoattn.model.score import WHOLE, Apply, Load, Name, Number, Tree, replaced
+from evoattn.model.score import WHOLE, Apply, Load, Name, Number, Table, Tree, replaced
 from evoattn.model.score_cuda import member, size_member
 
 UNKNOWN, EITHER = "Range::anything()", "Range{0, 1}"
@@ -68,6 +68,8 @@ def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
             return f"Range{{{value}, {value}}}"
         case Name("b" | "h" | "q" | "k" as name):
             return name
+        case Load(Table(_, dtype, (1,)) as table, (Number(0),)) if dtype in WHOLE:
+            return f"Range::one(as_int({member(table)}[0]))"
         case Load(table, indices, wraps) if table.dtype in WHOLE:
             places = [_named(index, known, lines) for index in indices]
             sizes = [size_member(table, i) for i in range(len(indices))]

@@ -105,8 +105,7 @@ class Call:
     """A call whose values, but for tensors beside each other, have been checked.
 
     query is `[batch, heads, seqlen_q, head_dim]`, key and value are `[batch, kv_heads, seqlen_k, head_dim]`; of packed
-    sequences batch is 1 and the sequences lie one after another, of pages key and value are `[pages, kv_heads, page,
-    head_dim]`. `out`, of the answer's shape, is where it goes if it is given.
+    sequences batch is 1, of pages key and value are `[pages, kv_heads, page, head_dim]`. `out` is the answer's place.
     """
 
     query: Tensor
@@ -132,8 +131,9 @@ class Call:
     compiled: bool = False
     """Whether it comes from compiled code."""
     from_functions: bool = False
-    """Whether functions say what is computed, as in FlexAttention's calls: one of another length or mask waits for no
-    compiler."""
+    """Whether functions say what is computed: one of another length or mask waits for no compiler."""
+    folds: bool = False
+    """Whether another call takes numbers as arguments that its expressions have: it waits for no compiler."""
     score: Score | None = None
     blocks: str = ""
     """As in `AttentionProblem`, of lists among the terms; the score has the predicate."""

@@ -17,7 +17,7 @@ import functools
 import math
 import re
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
-from evoattn.model.score import SCORE, Name, parse_predicate, parse_score, text_of
+from evoattn.model.score import LARGEST_INT, SCORE, Name, parse_predicate, parse_score, text_of
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, hiding_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
 from evoattn.ops.arguments import WATCHED, Score, is_ordinary
@@ -39,7 +39,7 @@ from evoattn.ops.call import NO_TENSOR, Answer, Call, why_not_shapes
 from evoattn.ops.choice import Refusal
 from evoattn.ops.given import scored, with_added
 from evoattn.ops.runtime import current
-from evoattn.ops.shapes import paused
+from evoattn.ops.shapes import is_recording, paused
 from evoattn.ops.torch_answer import NoKernel, is_promised, refuse
 from evoattn.portfolio.pick import canonical
 
@@ -63,6 +63,8 @@ class Said:
     """Of a score that adds this and does no more."""
     bounds: Bounds | None
     """Of a predicate that is a band and no more."""
+    folds: bool = False
+    """Whether numbers that the functions capture are constants of it, which could be arguments."""
     apart: Said | None = None
     """Of a score that hides keys, without a mask: the same with a predicate in place of its -inf."""
 
@@ -82,12 +84,18 @@ Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
 """`score_mod` and `mask_mod`."""
 
 
-def said_by(both: Mods, device: torch.device) -> tuple[Said, list[Tensor]] | str:
+def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple[Said, list[Tensor]] | str:
     """What the functions say, and the tensors that they capture; or one reason, without a full stop, why they are no
     expressions. Functions that differ in the values of captured tensors alone are traced once. Captured numbers are
-    constants, of which compilers make more; those that change are tensors from then on, so that no kernel is compiled
-    for each."""
+    constants, of which compilers make more, of the first values; of others, and `in_general`, they are tensors, so that
+    no kernel is compiled for each."""
     captured: list[Tensor] = []
+    if in_general and _key_of(both, []) is not None:
+        general = with_tensors(both[0], device), with_tensors(both[1], device)
+        said = _traced(general, _key_of(general, captured), captured)
+        if not isinstance(said, str):
+            return said, captured
+        captured = []
     key = _key_of(both, captured)
     found = None if key is None else _known.get(key)
     if found is None and key is not None:
@@ -95,12 +103,11 @@ def said_by(both: Mods, device: torch.device) -> tuple[Said, list[Tensor]] | str
         general = with_tensors(both[0], device, False), with_tensors(both[1], device, False)
         family = _key_of(general, inner)
         if family != key and _values.get(family, 0) >= MOST_VALUES:
-            general, inner = (with_tensors(both[0], device), with_tensors(both[1], device)), []
-            found = _traced(general, _key_of(general, inner), inner)
-            if not isinstance(found, str):
-                return found, inner
+            return said_by(both, device, True)
         found = _traced(both, key, captured)
-        if not isinstance(found, str) and not found.is_named:
+        may_change = family != key and isinstance(_traced(general, family, inner), Said)
+        if may_change and isinstance(found, Said) and not found.is_named:
+            found = _known[key] = replace(found, folds=True)
             _values[family] = _values.get(family, 0) + 1
     if found is None:
         found = _traced(both, None, captured)
@@ -184,10 +191,11 @@ def _kept_number(number: int, device: torch.device) -> Tensor:
 
 
 def calls(
-    call: Call, score_mod: Callable[..., Any] | None, block_mask: BlockMask | None
+    call: Call, score_mod: Callable[..., Any] | None, block_mask: BlockMask | None, in_general: bool = False
 ) -> list[Callable[[], Call]] | str:
     """What makes the calls of our op that answer to one of FlexAttention, the most promising first: `call` with what
-    the functions and the mask say. Or one reason, without a full stop, why there are none."""
+    the functions and the mask say; `in_general`: see `said_by`. Or one reason, without a full stop, why there are none.
+    """
     query, key, value = call.query, call.key, call.value
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return NO_TENSOR
@@ -203,10 +211,12 @@ def calls(
             block_mask = None
     if block_mask is not None and (reason := block_masks.why_not(block_mask, batch, heads, rows, keys)):
         return reason
-    found = said_by((score_mod, mask_mod), query.device)
+    found = said_by((score_mod, mask_mod), query.device, in_general)
     if isinstance(found, str):
         return found
     said, captured = found
+    if call.folds and not said.folds:
+        call = replace(call, folds=False)
     masking = _masking(said, rows, keys)
     is_new = block_mask is not None and not block_masks.is_known(block_mask, masking and masking[0])
     if is_new and query.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -308,7 +318,23 @@ def _for_torch(call: Call, mask: BlockMask | None) -> BlockMask | None:
     return block_masks.authoritative(mask, key.shape[2])
 
 
-def _attended(made: list[Callable[[], Call]]) -> Answer | None:
+def _in_turn(
+    call: Call, score_mod: Callable[..., Any] | None, block_mask: BlockMask | None, made: list[Callable[[], Call]]
+) -> Iterator[Callable[[], Call]]:
+    """What `calls` has `made`. Of numbers that the functions capture as constants it begins with the kernel that is
+    compiled, beside calls; before it is, and for numbers that change, one runs that takes them as arguments."""
+    first = made[0]()
+    yield lambda: first
+    if first.folds:
+        call = replace(call, folds=False)
+        for in_general in (True, False):
+            ways = calls(call, score_mod, block_mask, in_general)
+            yield from () if isinstance(ways, str) else ways
+    else:
+        yield from made[1:]
+
+
+def _attended(made: Iterable[Callable[[], Call]]) -> Answer | None:
     """The answer by the first call that a kernel serves, and its gradients where they are wanted; None where none
     does."""
     for number, make in enumerate(made):
@@ -361,11 +387,10 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
         return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_largest = return_aux is not None and (return_aux.max_scores or return_lse)  # torch refuses both ways at once
-    call = Call(
-        query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True, from_functions=True
-    )
+    call = Call(query, key, value, scale=scale, enable_gqa=enable_gqa, return_lse=wants_lse, strict=True)
+    call.from_functions, call.folds = True, not is_recording()
     made = MAX_SCORES if wants_largest else calls(call, score_mod, block_mask)
-    answer = None if isinstance(made, str) else _attended(made)
+    answer = None if isinstance(made, str) else _attended(_in_turn(call, score_mod, block_mask, made))
     if answer is None:
         refuse(made if isinstance(made, str) else "none serves its functions and mask")
         mask = _for_torch(call, block_mask)
@@ -422,13 +447,14 @@ def _created(mask_mod: Any, shape: MaskShape, device: Any, separate: bool) -> Bl
         return None
     where = torch.empty(0, device=where).device  # with its number
     try:
-        said = said_by((None, mask_mod), where)
+        said, general = (said_by((None, mask_mod), where, in_general) for in_general in (False, True))
     except TypeError:  # of what is no function
         return None
-    if isinstance(said, str):
+    if isinstance(said, str) or isinstance(general, str):
         return None
     bounds = said[0].bounds if said[0].traced.predicate else None
-    any_length, tables = _of_lengths(said[0], said[0].traced.tables(said[1]), (shape.seqlen_q, shape.seqlen_k), where)
+    traced = general[0].traced
+    any_length, tables = _of_lengths(general[0], traced.tables(general[1]), (shape.seqlen_q, shape.seqlen_k), where)
     return block_masks.created(mask_mod, shape, where, any_length.traced.predicate, tables, bounds)
 
 
@@ -493,19 +519,28 @@ def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
     number unless `filled`, so that nothing runs on the device. Nothing waits for it."""
     kind, made_of = type(value), functools.partial(with_tensors, device=device, filled=filled)
     if kind is int or kind is float:
-        number = torch.empty((), dtype=torch.int64 if kind is int else torch.float32, device=device)
+        dtype = torch.float32 if kind is float else torch.int32 if abs(value) <= LARGEST_INT else torch.int64
+        number = torch.empty((), dtype=dtype, device=device)
         return number.fill_(value) if filled else number
     if kind in (tuple, list):
         return kind(made_of(one) for one in value)
     if kind is functools.partial:
         keywords = {name: made_of(one) for name, one in value.keywords.items()}
         return functools.partial(made_of(value.func), *made_of(value.args), **keywords)
-    if kind is not types.FunctionType or not value.__closure__:
+    if kind is not types.FunctionType or _is_library(value):
         return value
-    cells = tuple(types.CellType(made_of(cell.cell_contents)) for cell in value.__closure__)
-    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-    made.__kwdefaults__, made.__module__ = value.__kwdefaults__, value.__module__
+    cells = tuple(types.CellType(made_of(cell.cell_contents)) for cell in value.__closure__ or ())
+    names = value.__globals__
+    seen = {name: made_of(one) for name, one in _globals(value.__code__, names).items()}
+    given = value.__defaults__ and made_of(value.__defaults__)
+    made = types.FunctionType(value.__code__, names | seen, value.__name__, given, cells)
+    made.__kwdefaults__ = {name: made_of(one) for name, one in (value.__kwdefaults__ or {}).items()}
+    made.__module__ = value.__module__
     return made
+
+
+def _is_library(function: types.FunctionType) -> bool:
+    return bool(function.__module__) and function.__module__.partition(".")[0] in LIBRARIES
 
 
 def _key(value: Any, captured: list[Tensor], depth: int) -> Hashable:
@@ -545,17 +580,19 @@ def _function(function: types.FunctionType, captured: list[Tensor], depth: int) 
             cells.append(_key(cell.cell_contents, captured, depth + 1))
         except ValueError:  # not set yet
             raise _Opaque from None
-    if function.__module__ and function.__module__.partition(".")[0] in LIBRARIES:
+    if _is_library(function):
         return function.__code__, *cells
     given = function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items()))
-    seen = [_key(one, captured, depth + 1) for one in (*given, *_globals(function.__code__, function.__globals__))]
+    seen = [
+        _key(one, captured, depth + 1) for one in (*given, *_globals(function.__code__, function.__globals__).values())
+    ]
     return function.__code__, *cells, *seen
 
 
-def _globals(code: types.CodeType, names: dict[str, Any]) -> list[Any]:
+def _globals(code: types.CodeType, names: dict[str, Any]) -> dict[str, Any]:
     """The globals that code, and code within it, may read."""
-    found = [names[name] for name in code.co_names if name in names]
+    found = {name: names[name] for name in code.co_names if name in names}
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
-            found += _globals(one, names)
+            found |= _globals(one, names)
     return found

@@ -377,9 +377,7 @@ class Kernels:
 
             costs = scores(problem.as_searched, [one.config for one in others], choice.gpu)
             other = others[costs.index(min(costs))]
-        if self._beside is None or not self._beside.is_alive():
-            self._beside = threading.Thread(target=self._make_ready, args=(choice, key), name="evoattn compiles")
-            self._beside.start()
+        self.beside(partial(self.make_ready, choice, index))
         return replace(other, problem=problem, words=f"{other.name} runs until {choice.name} is compiled")
 
     def _is_ready(self, choice: Choice, key: tuple[int, KernelKey]) -> bool:
@@ -392,9 +390,18 @@ class Kernels:
     def _was_checked(self, cubin: Cubin, index: int) -> bool:
         return recorded_check(cubin, self._platform.identity(index), self._folder) is not None
 
-    def _make_ready(self, choice: Choice, key: tuple[int, KernelKey]) -> None:
+    def beside(self, work: Callable[[], None]) -> bool:
+        """Do this beside calls; whether it began, as it does not where something is done there."""
+        if self._beside is not None and self._beside.is_alive():
+            return False
+        self._beside = threading.Thread(target=work, name="evoattn compiles")
+        self._beside.start()
+        return True
+
+    def make_ready(self, choice: Choice, index: int) -> None:
         """Compile a kernel that is to be loaded by a later call, and make the cases of its check, on the CPU: another
         thread may be capturing a graph."""
+        key = index, choice.key
         try:
             cubin = self._build(*_recipe(choice), self._folder)
             self._cases[key] = [] if self._was_checked(cubin, key[0]) else cases_of(choice)

@@ -40,11 +40,12 @@ from evoattn.ops.call import (
 from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
-from evoattn.ops.torch_answer import PROMISE, refuse
+from evoattn.ops.torch_answer import PROMISE, is_promised, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins
 
+FOLDING = "its kernel is compiled beside calls"
 PLANS_KEPT = 4096
 """Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
 FOLDER = "op"
@@ -90,6 +91,8 @@ class Runtime:
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
         self.helper_plans: dict[Known, OperationPlan | Refusal] = {}
         """Those of operations beside attention: of tensors that are quantised, of new keys, of partial answers."""
+        self._folded: dict[Known, bool] = {}
+        """Whether the kernels of calls that `Call.folds` speaks of are compiled."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -252,6 +255,8 @@ class Runtime:
             return kept
         with self._lock:
             call.require()
+            if call.folds and not self._is_folded(call, key):
+                return Refusal(FOLDING)
             found = self._training(call)
             if isinstance(found, Training) or found.reason is not COLD:
                 self.keep(trainings, key, found)
@@ -399,6 +404,8 @@ class Runtime:
             call.require()
             if known in self._unraced and (call.compiled or self.platform is None or self.platform.capturing()):
                 return self._unraced[known]
+            if call.folds and not self._is_folded(call, known):
+                return Refusal(FOLDING)
             choice = self.choice(call, contends=True)
             if isinstance(choice, Choice) and choice.estimated:
                 plan, keeps = self._by_race(choice, call)
@@ -415,6 +422,30 @@ class Runtime:
             if plan.__class__ is CallPlan or not may_share(call.key, call.value):  # the next one may lie elsewhere
                 self.keep(plans, known, plan)
             return plan
+
+    def _is_folded(self, call: Call, known: Known) -> bool:
+        """Whether kernels of a call's constants are compiled, which begins when it is asked first. Those of the same
+        bits in every run are its arguments'."""
+        platform, kernels = self.platform, self._kernels
+        assert kernels is not None and platform is not None
+        if torch.are_deterministic_algorithms_enabled() or is_promised(call.batch_invariant):
+            return False
+        trains, index = known[0] is GRADIENTS, call.query.get_device()
+
+        def fold() -> None:
+            choices = self.training_choices(call) if trains else (self.choice(call),)
+            for choice in () if isinstance(choices, Refusal) else choices:
+                if isinstance(choice, Choice):
+                    kernels.make_ready(choice, index)
+            self._folded[known] = True
+
+        if platform.capturing():
+            return False
+        if known not in self._folded and kernels.beside(fold):
+            if len(self._folded) >= PLANS_KEPT:
+                self._folded = {}
+            self._folded.setdefault(known, False)
+        return self._folded.get(known, False)
 
     def _decide_backward(self, given: Backward, known: Known) -> CallPlan | Refusal:
         """As `_decide`, of a backward pass."""

@@ -10,6 +10,7 @@ struct Range {
   static __device__ __forceinline__ Range of(long long low, long long high) {
     return low < -0x80000000LL || high > 0x7fffffffLL ? anything() : Range{int(low), int(high)};
   }
+  static __device__ __forceinline__ Range one(int number) { return {number, number}; }
   __device__ __forceinline__ bool is_one() const { return low == high; }
 };
 

@@ -427,16 +427,50 @@ def test_who_wants_the_same_bits_waits_for_the_kernel_itself(tmp_path):
     assert built == [80]
 
 
-def test_numbers_that_change_need_no_kernel_of_their_own(device):
+OFFSET = 0
+
+
+@pytest.mark.parametrize("are_bits_kept", [False, True])
+def test_numbers_that_change_need_no_kernel_of_their_own(device, are_bits_kept):
+    """One kernel takes them as arguments, from the first on. Those with the first as constants are compiled beside, and
+    run when they come again, but in a capture that loads none and where all runs are to have the same bits."""
     q, k, v = tensors(1, 2, 2, 20, 30)
 
-    def scaled(by, offset):
-        return lambda s, b, h, i, j: s * by + (i + offset) % 7
-
-    for number in range(6):
-        score_mod = scaled(0.5 + number / 7, number)
+    def called(number):
+        global OFFSET
+        OFFSET, by = number, 0.5 + number / 7
+        score_mod = lambda s, b, h, i, j, step=number + 2: s * by + (i + OFFSET) % 7 + j // step
         assert near(evoattn.flex_attention(q, k, v, score_mod), expected_of(q, k, v, score_mod)[0])
-    assert device.loads == flex.MOST_VALUES + 1
+        current.runtime().settle()
+
+    torch.use_deterministic_algorithms(are_bits_kept)
+    try:
+        for number in range(6):
+            called(number)
+        assert device.loads == 1
+        device.is_capturing = True
+        called(0)
+        device.is_capturing = False
+        for number in range(6):
+            called(number)
+        assert device.loads == (1 if are_bits_kept else flex.MOST_VALUES + 1)
+        device.is_capturing = True
+        launched = len(device.launches)
+        called(0)
+        assert len(device.launches) == launched + 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_numbers_that_decide_in_python_are_constants(device):
+    q, k, v = tensors(1, 2, 2, 20, 30)
+
+    def by(number):
+        return lambda s, b, h, i, j: s * number if number else s - i % 3
+
+    for number in (0, 2):
+        assert near(evoattn.flex_attention(q, k, v, by(number)), expected_of(q, k, v, by(number))[0])
+    assert device.loads == 2
 
 
 def test_caps_that_change_stay_caps_and_gradients_have_another_way():
