@@ -424,7 +424,7 @@ class Runtime:
             return plan
 
     def _is_folded(self, call: Call, known: Known) -> bool:
-        """Whether kernels of a call's constants are compiled, which begins when it is asked first. Those of the same
+        """Whether kernels of a call's constants are compiled, which begins when it is asked again. Those of the same
         bits in every run are its arguments'."""
         platform, kernels = self.platform, self._kernels
         assert kernels is not None and platform is not None
@@ -441,11 +441,13 @@ class Runtime:
 
         if platform.capturing():
             return False
-        if known not in self._folded and kernels.beside(fold):
+        if known not in self._folded:
             if len(self._folded) >= PLANS_KEPT:
                 self._folded = {}
-            self._folded.setdefault(known, False)
-        return self._folded.get(known, False)
+            self._folded[known] = False
+        elif not self._folded[known]:
+            kernels.beside(fold)
+        return self._folded[known]
 
     def _decide_backward(self, given: Backward, known: Known) -> CallPlan | Refusal:
         """As `_decide`, of a backward pass."""
