@@ -34,6 +34,11 @@ template <bool CAUSAL, bool LOWER_RIGHT> struct RowMask {
   }
 };
 
+// Where a lane begins in a tile.
+struct FirstPair {
+  int batch, head, row, key;
+};
+
 // Keys beside the diagonal that a window shows.
 struct Window {
   int past = 0, ahead = 0;

@@ -109,8 +109,8 @@ private:
   }
   __device__ __forceinline__ void mask_listed() {
     const int row = lane_row(work.tile);
-    work.listed().mask_tile(s, seen, key_tile, listed_key + lane % 4 * 2, work.mask, work.terms, work.tile.batch,
-                            work.rows.head(work.tile, row), row);
+    const FirstPair first{work.tile.batch, work.rows.head(work.tile, row), row, listed_key + lane % 4 * 2};
+    work.listed().mask_tile(s, seen, key_tile, work.mask, work.terms, first);
   }
   // Whether the mask hides keys of the next tile from some row of the warpgroup.
   __device__ __forceinline__ bool hides_keys() const {

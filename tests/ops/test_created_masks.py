@@ -42,6 +42,7 @@ def lists_of(mask_mod, shape):
 PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
 
 
+MANY = 26_000_000
 OF_EACH_KIND = (
     lambda q, k: torch.where(k < 70, q, 50 - q) > 20,
     lambda q, k: torch.where(k < 70, q, 60 - q) > 20,
@@ -60,6 +61,11 @@ OF_EACH_KIND = (
     lambda q, k: ((k >> 3) > 4) & (q >> 2 < 11),
     lambda q, k: q * 200 + k != 1007,  # of one lane's row
     lambda q, k: (q % 40 == 35) & (k > 20),  # of rows among which the remainder begins anew
+    # Numbers that fit an int, between bounds that do not.
+    lambda q, k: q * MANY - (q - 76) * MANY < 1_600_000_000,
+    lambda q, k: (q - 76) * MANY - q * MANY > -1_600_000_000,
+    lambda q, k: q * MANY + (76 - q) * MANY < 1_600_000_000,
+    lambda q, k: (q - 76) * MANY + q * -MANY > -1_600_000_000,
 )
 """Of a head each, for the operators whose ranges are not those of their arguments."""
 

@@ -231,12 +231,12 @@ template <int BLOCK_N> struct ListedTiles {
         }
   }
   // s = -inf for keys of a tile, counted down, that a row does not see: of a PARTIAL one by bits or the predicate, else
-  // those behind the last. `key` and `row` are this lane's first. One piece of code hides them all: with one for each
-  // kind NVRTC takes a fifth longer.
+  // those behind the last. One piece of code hides them all: with one for each kind NVRTC takes a fifth longer.
   template <class Mask, class Terms, int FLOATS>
-  __device__ __forceinline__ void mask_tile(float (&s)[FLOATS], SeenKeys<2, BLOCK_N>& seen, int tile, int key,
-                                            const Mask& mask, const Terms& terms, int batch, int head, int row) const {
+  __device__ __forceinline__ void mask_tile(float (&s)[FLOATS], SeenKeys<2, BLOCK_N>& seen, int tile, const Mask& mask,
+                                            const Terms& terms, const FirstPair& first) const {
     using Own = decltype(terms.own);
+    const auto [batch, head, row, key] = first;
     if (!is_packed(up(tile))) {
       const int keys = tiles > 0 ? mask.seqlen_k : 0;
       if (!is_partial(tile) && (key & -8) + BLOCK_N <= keys) return;

@@ -21,8 +21,7 @@ template <int BLOCK_N> struct ListedTiles {
   }
   template <class Seen> __device__ __forceinline__ void load_seen(Seen&, int, int, int) const {}
   template <class Scores, class Seen> static __device__ __forceinline__ void mask_unseen(Scores&, const Seen&) {}
-  template <class Scores, class Seen, class Mask, class Terms>
-  __device__ __forceinline__ void mask_tile(Scores&, Seen&, int, int, const Mask&, const Terms&, int, int, int) const {}
+  template <class... Given> __device__ __forceinline__ void mask_tile(Given&&...) const {}
   template <bool BY_KEYS = false, class Scores, class Terms>
   static __device__ __forceinline__ void mask_partial(Scores&, const Terms&, int, int, int, int) {}
 };
