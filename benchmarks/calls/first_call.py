@@ -137,7 +137,7 @@ def right_without_a_device(*arguments: Any) -> Any:
     """A cubin whose check is recorded as passed, as nothing can be checked without a device."""
     from benchmarks.calls.no_device import NoDevice
     from evoattn.backends.cubins import get_cubin
-    from evoattn.ops.plan import record_check, recorded_check
+    from evoattn.ops.check import record_check, recorded_check
 
     *_, config, gpu, folder = arguments
     cubin, machine = get_cubin(*arguments), NoDevice(gpu.name).identity(0)

@@ -14,7 +14,7 @@ from evoattn.model.gpu import GpuSpec, lookup
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops.plan import record_check
+from evoattn.ops.check import record_check
 
 
 class NoDevice:

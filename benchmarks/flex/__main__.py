@@ -45,8 +45,6 @@ from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import PEERS
 
 ROUNDS, WARM = 25, 3
-SETTLED = 3
-"""Times that kernels may be compiled beside calls: any, then one with captured numbers as constants."""
 FLUSH_BYTES = 1 << 28
 """More than any L2 cache has."""
 MOST_SCORES = 1 << 28
@@ -80,8 +78,9 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
     `ValueError` for a call that declines in a capture, as `listed_mask.attention` does."""
     graphs, flush = {}, torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for name, call in calls.items():
-        for _ in range(WARM):
+        for _ in range(WARM):  # beside the first a kernel is compiled, beside the next one with numbers as constants
             call()
+            current.runtime().settle()
         torch.cuda.synchronize()
         graphs[name] = graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -182,9 +181,6 @@ def measured(problem: Problem, words: argparse.Namespace) -> Row:
     again = EVERY[problem.name](shape)
     new: dict[str, Any] = dict(score_mod=again.score_mod, block_mask=mask_of(again, shape), enable_gqa=True)
     row.again_s = taken(lambda: evoattn.flex_attention(q, k, v, **new))
-    for _ in range(SETTLED):
-        current.runtime().settle()
-        ours()
     sides: dict[str, Call] = {"evoattn": ours}
     torch.compiler.reset()
     backends: dict[str, dict[str, Any] | None] = {"triton": None} | (

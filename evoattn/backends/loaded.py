@@ -216,12 +216,13 @@ class LoadedKernel:
 
 
 class KernelBackend:
-    """The `Backend` that a check runs a loaded kernel with: the launches of a call, then a wait."""
+    """The `Backend` that a check runs a loaded kernel with: the launches of a call, then a wait. Buffers are parts of
+    one piece of the CPU's memory, which goes to the device and back: torch's kernels for all else that a check does
+    there take most of a second to load."""
 
-    name = "op"
+    name, device = "op", torch.device("cpu")
 
     def __init__(self, kernel: LoadedKernel, platform: Platform) -> None:
-        self.device = platform.device(kernel.index)
         self._kernel, self._platform = kernel, platform
 
     def run(
@@ -229,8 +230,12 @@ class KernelBackend:
     ) -> tuple[str, ...]:
         """See `Backend.run`; `compiled` is what is loaded already. Raises `LaunchError` or `ContextLost`."""
         places = {name: (index, 0) for index, name in enumerate(buffers)}
-        addresses = tuple(buffer.data_ptr() for buffer in buffers.values())
+        memory = next(iter(buffers.values())).untyped_storage()
+        here = torch.empty(0, dtype=torch.uint8).set_(memory)
         with self._platform.guard(self._kernel.index):
+            there = here.to(self._platform.device(self._kernel.index))
+            moved = there.data_ptr() - here.data_ptr()
+            addresses = tuple(buffer.data_ptr() + moved for buffer in buffers.values())
             stream = self._platform.stream(self._kernel.index)
             for packed in self._kernel.bound(launches, places):
                 packed.bind(addresses)
@@ -239,4 +244,5 @@ class KernelBackend:
                     words = self._platform.describe(status)
                     raise error_of(status, f"The launch of {packed.kernel} failed: {words}.")
             self._platform.synchronize(self._kernel.index)
+            here.copy_(there)
         return ()

@@ -213,21 +213,6 @@ class Case:
     tensors: dict[str, torch.Tensor]
     answer: reference.Answer
 
-    def on(self, device: torch.device) -> "Case":
-        """The same on a device, byte by byte: nothing is computed there."""
-
-        def copied(tensor: torch.Tensor) -> torch.Tensor:
-            memory = tensor.untyped_storage().to(device=device)
-            empty = torch.empty(0, dtype=tensor.dtype, device=device)
-            return empty.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-        inputs = {name: copied(tensor) for name, tensor in self.tensors.items()}
-        return replace(
-            self,
-            tensors=inputs,
-            answer={name: replace(exact, values=copied(exact.values)) for name, exact in self.answer.items()},
-        )
-
     def changed(self) -> dict[str, torch.Tensor]:
         """The inputs that a kernel changes, as it leaves them."""
         after = sequences.with_new_keys(self.problem, self.tensors)

@@ -38,7 +38,8 @@ from evoattn.model.space import KernelConfig
 from evoattn.ops import mods
 from evoattn.ops.arguments import Score, is_ordinary
 from evoattn.ops.call import Call
-from evoattn.ops.plan import launch_again, record_check, recorded_check
+from evoattn.ops.check import record_check, recorded_check
+from evoattn.ops.plan import launch_again
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import EMPTY, FULL, PARTIAL, is_promised, states_of
 

@@ -518,10 +518,11 @@ def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
     """A function, or what one captures, with a tensor of one number in place of each number that is captured; of any
     number unless `filled`, so that nothing runs on the device. Nothing waits for it."""
     kind, made_of = type(value), functools.partial(with_tensors, device=device, filled=filled)
-    if kind is int or kind is float:
+    if kind is int or (kind is float and math.isfinite(value)):  # what hides keys is none that changes
         dtype = torch.float32 if kind is float else torch.int32 if abs(value) <= LARGEST_INT else torch.int64
-        number = torch.empty((), dtype=dtype, device=device)
-        return number.fill_(value) if filled else number
+        with torch.inference_mode(False):
+            number = torch.empty((), dtype=dtype, device=device)
+            return number.fill_(value) if filled else number
     if kind in (tuple, list):
         return kind(made_of(one) for one in value)
     if kind is functools.partial:

@@ -1,11 +1,9 @@
-"""A call that was decided once: which launches, over which buffers; running it again costs little. And the check of a
-kernel at its first use on a machine: reading the record of that imports nothing that a check needs."""
+"""A call that was decided once: which launches, over which buffers; running it again costs little."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.backends.cache_folder import mark_used, read_own, write_whole
+from evoattn.backends.base import LaunchError
 from evoattn.backends.cubins import Cubin, kept_cubin
 from evoattn.backends.loaded import (
     SCRATCH,
-    KernelBackend,
     LaunchArguments,
     LoadedKernel,
     Place,
@@ -37,6 +33,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import ALIGNMENT, Given
 from evoattn.ops.call import Call, Packed
+from evoattn.ops.check import cases_of, load_checked, recorded_check
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 
 if TYPE_CHECKING:
@@ -57,6 +54,8 @@ FREED = -1
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
 FIRST = 4
 """Tensors whose addresses every call has: what the others are, and whether there are any, its plan says."""
+BEHIND_SECONDS = 0.3
+"""What is done beside a call begins so long behind it: the first one of a process has Python for itself."""
 READ_SECONDS = 0.05
 """Machine code that is not there by then is being compiled."""
 MOST_KEPT = 32 << 20
@@ -394,7 +393,12 @@ class Kernels:
         """Do this beside calls; whether it began, as it does not where something is done there."""
         if self._beside is not None and self._beside.is_alive():
             return False
-        self._beside = threading.Thread(target=work, name="evoattn compiles")
+
+        def behind() -> None:
+            time.sleep(BEHIND_SECONDS)
+            work()
+
+        self._beside = threading.Thread(target=behind, name="evoattn compiles")
         self._beside.start()
         return True
 
@@ -478,12 +482,6 @@ class Kernels:
             warnings.warn(f"evoattn: {what}.", RuntimeWarning, stacklevel=5)
 
 
-CASES = ("ragged", "ragged, strided, Sq > Sk")
-"""Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
-SEED = 20
-_ONE_THREAD = threading.Lock()
-
-
 def _recipe(choice: Choice) -> tuple[Family, AttentionProblem, KernelConfig, GpuSpec]:
     """What decides the machine code."""
     return choice.family, choice.problem.as_searched, choice.config, choice.gpu
@@ -497,98 +495,3 @@ def _sooner(choice: Choice) -> Choice | None:
     if config == choice.config or family.why_impossible(choice.problem, config, choice.gpu):
         return None
     return replace(choice, config=config)
-
-
-def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
-    words = f"{cubin.recipe} {cubin.digest} {machine}"
-    return folder / f"{hashlib.sha256(words.encode()).hexdigest()}.check"
-
-
-def recorded_check(cubin: Cubin, machine: str, folder: Path) -> str | None:
-    """What the check of this machine code on this GPU and driver said: empty if right, None if there was none.
-
-    A record counts for the recipe that it was written for alone: the same code may have been asked for by another.
-    """
-    path = _place(cubin, machine, folder)
-    data = read_own(path)
-    if data is None:
-        return None
-    try:
-        row = json.loads(data)
-        of = row["recipe"], row["cubin"], row["machine"]
-        wrong = str(row["wrong"]) if of == (cubin.recipe, cubin.digest, machine) else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    mark_used(path)
-    return wrong
-
-
-def record_check(cubin: Cubin, machine: str, folder: Path, config: KernelConfig, wrong: str) -> None:
-    """Write down what the check of this machine code on this GPU and driver said."""
-    of = {"recipe": cubin.recipe, "cubin": cubin.digest, "machine": machine}
-    row = of | {"config": config.describe(), "wrong": wrong}
-    write_whole(_place(cubin, machine, folder), json.dumps(row).encode())
-
-
-def load_checked(
-    choice: Choice, cubin: Cubin, index: int, platform: Platform, folder: Path, cases: Callable[[], list[Case]]
-) -> LoadedKernel:
-    """The chosen kernel on a device. Its `failure` is set if it answered wrong there, now or at an earlier check.
-    `cases` are `cases_of` it, asked for where there was no check.
-
-    Raises what loading and checking raise, and keeps no record then: it may go well in the next process.
-    """
-    family, config = choice.family, choice.config
-    kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)
-    wrong = recorded_check(cubin, machine, folder)
-    if wrong is None:
-        wrong = prove(choice, cubin, kernel, platform, cases())
-        record_check(cubin, machine, folder, config, wrong)
-    if wrong:
-        kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
-    return kernel
-
-
-def cases_of(choice: Choice) -> list[Case]:
-    """Two small problems of the chosen kernel's head_dim, dtype and mask, with inputs and exact answers, on the CPU: a
-    device takes most of a second for what it computed nothing of yet, and graphs may be captured there. By one thread:
-    where others compute, several wait for each other."""
-    from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
-
-    problem = choice.problem.as_searched
-    with _ONE_THREAD, torch.no_grad(), torch.autocast("cpu", enabled=False):
-        count = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            wanted = [case for case in proof_of(problem).device_cases(problem) if case[0] in CASES]
-            return [make_case(name, shape, SEED, "cpu", kind, double=True) for name, shape, kind in wanted]
-        finally:
-            torch.set_num_threads(count)
-
-
-def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform, cases: Sequence[Case]) -> str:
-    """Empty if the kernel answers right on this machine, else one sentence.
-
-    `cases_of` it, over poisoned outputs between guard bands, judged by flash-attention's rule
-    (`correctness.reference.Answer`); the last is run twice and compared bit for bit. A kernel that loses the device's
-    context is not right either. Waits for the device.
-
-    Raises what says nothing of the kernel: `LaunchError` where the driver refuses something, torch's errors where there
-    is no memory, `ContextLost` where the context was lost before.
-    """
-    from evoattn.correctness.validate import check
-    from evoattn.families.built import BuiltKernel
-    from evoattn.model.records import CompiledKernel, CompileInfo
-
-    backend = KernelBackend(kernel, platform)
-    built = BuiltKernel(choice.family, choice.config, choice.gpu, CompiledKernel(cubin.code, "", CompileInfo()))
-    platform.synchronize(kernel.index)  # a fault in what was enqueued before is not this kernel's
-    try:
-        with platform.guard(kernel.index), torch.no_grad(), torch.autocast(platform.device_type, enabled=False):
-            for case in cases:
-                result = check(backend, built, case.on(backend.device), repeat=case is cases[-1])
-                if not result.passed:
-                    return result.reason
-    except ContextLost as error:
-        return str(error)
-    return ""

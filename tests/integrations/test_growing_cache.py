@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import evoattn
-from evoattn.ops.plan import record_check
+from evoattn.ops.check import record_check
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from tests.ops.fake_device import FakeDevice, build

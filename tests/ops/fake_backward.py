@@ -24,7 +24,7 @@ from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import autograd_at_work
-from evoattn.ops.plan import record_check
+from evoattn.ops.check import record_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_device import MACHINE, TORCH, FakeDevice, Launched, Pick, build, wgmma_pick
 from tests.ops.fake_variants import tensor_at

@@ -25,7 +25,7 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops.plan import record_check, recorded_check
+from evoattn.ops.check import record_check, recorded_check
 from evoattn.ops.runtime import Runtime
 from tests.ops.fake_variants import attend, sequences, shapes_of, tensor_at, values_of
 

@@ -48,7 +48,7 @@ class Idle(FakeDevice):
 
 def right(family, problem, config, gpu, folder):
     """Machine code that was checked before."""
-    from evoattn.ops.plan import record_check
+    from evoattn.ops.check import record_check
 
     cubin = build(family, problem, config, gpu, folder)
     record_check(cubin, Idle().identity(0), folder, config, "")

@@ -11,7 +11,7 @@ from evoattn.backends.cubins import Cubin
 from evoattn.backends.platform import CudaPlatform, error_of
 from evoattn.model.space import KernelConfig
 from evoattn.ops.attention import attention
-from evoattn.ops.plan import record_check, recorded_check
+from evoattn.ops.check import record_check, recorded_check
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import BUILT, fake_runtime, near, reference, tensors
