@@ -109,8 +109,9 @@ def test_one_mask_for_all_batches_has_one_list():
         assert listed_mask.block_mask_of(own).kv_num_blocks.shape == (lists, 1, 2)
 
 
-def test_an_empty_batch_goes_to_torch():
-    q, mask = torch.randn(0, 4, 200, 16), torch.ones(0, 1, 200, 200, dtype=torch.bool)
+@pytest.mark.parametrize("batch, sizes", [(0, (0, 1)), (2, (3, 1)), (2, (2, 4)), (2, (2,))])
+def test_an_empty_batch_and_masks_of_other_sizes_go_to_torch(batch, sizes):
+    q, mask = torch.randn(batch, 4, 200, 16), torch.ones(*sizes, 200, 200, dtype=torch.bool)
     with current.use(Answering(True)):
         assert listed_mask.attention(q, q, q, mask, None, 0.0, None) is None
 

@@ -109,7 +109,7 @@ def test_rows_without_blocks_are_zero_and_full_blocks_need_no_predicate():
 
 
 @pytest.mark.parametrize(
-    "text", ["128", "128x128", "0x128:5", "128x128:0", "x:128x128:5", "128x128:5:other", "hb:1x1:1"]
+    "text", ["128", "128x128", "0x128:5", "128x0:5", "128x128:0", "x:128x128:5", "128x128:5:other", "hb:1x1:1"]
 )
 def test_other_texts_are_refused(text):
     with pytest.raises(ProblemError, match="blocks must be"):

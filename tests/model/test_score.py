@@ -12,7 +12,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import changed_in_cuda, in_cuda
-from evoattn.model.score_lines import band_of, is_finite, loads_apart, masking_of
+from evoattn.model.score_lines import band_of, is_finite, loads_apart, masking_of, softcap_of
 from evoattn.model.score_ranges import lines_of
 from evoattn.model.shape_text import parse_shape
 
@@ -334,6 +334,7 @@ def test_ranges_of_every_operator(text):
         "(q>=k)&(q-k<t[h])": "((q >= k) & ((q - k) < t_t[inside(h, n_t_0)]))",
         "(t[q]==t[k])|(q>=k)": "((t_t[inside(q, n_t_0)] == t_t[inside(k, n_t_0)]) || (q >= k))",
         "(k<9)&(t[q*k]>0)": "((k < 9) && (t_t[inside((q * k), n_t_0)] > 0))",
+        "(k/2<q)&(t[k]<q)": "((__fdividef(float(k), 2.0f) < float(q)) & (t_t[inside(k, n_t_0)] < q))",
     }.items(),
 )
 def test_what_rows_or_keys_share_is_read_on_any_condition(text, printed):
@@ -392,6 +393,10 @@ def test_which_predicates_are_bands(text, bounds):
 
 
 EXTREMES = {SCORE: (-1e20, 0.0, 1e20), "b": (0, 7), "h": (0, 127), "q": (0, (1 << 31) - 1), "k": (0, (1 << 31) - 1)}
+
+
+def test_a_cap_below_0_is_none():
+    assert softcap_of(parse_score("-0.5*tanh(s/-0.5)").tree) == 0
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
     [
         pytest.param("windows_of_heads", (16, 32), marks=pytest.mark.slow),
         ("documents_of_batches", (33, 3)),  # more blocks than a warp has lanes
+        ("documents_of_batches", (16, 3)),  # and more lines than two launched blocks make
         ("any_pairs", (48, 70)),  # more rows, and more keys
         ("prefix_lm", (16, 32)),
         ("images_in_text", (16, 48)),  # keys that are asked for one by one

@@ -146,7 +146,8 @@ def test_sequences_without_queries_or_keys_at_all():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"query": torch.zeros(1, 9, 4, 16)}, "three dimensions"),
+        ({"query": torch.zeros(1, 9, 4, 16)}, "query must have three dimensions"),
+        ({"value": torch.zeros(1, 11, 2, 16)}, "value must have three dimensions"),
         ({"key": [1.0]}, "key must be a tensor, not list"),
         ({"key": torch.zeros(11, 3, 16)}, "do not fit"),
         ({"key": torch.zeros(11, 0, 16), "value": torch.zeros(11, 0, 16)}, "do not fit"),
