@@ -11,7 +11,7 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import SCALES
-from evoattn.model.score import FLAGS, WHOLE, Apply, Load, Table, evaluate, parts
+from evoattn.model.score import FLAGS, SCORE, WHOLE, Apply, Load, Table, evaluate, parts
 from evoattn.model.scoring import Scoring
 
 OWN_NUMBERS = 4
