@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -193,3 +194,14 @@ class CudaPlatform:
     def _require(self, status: int, what: str) -> None:
         if status:
             raise LaunchError(f"The driver could not {what}: {self.describe(status)}.")
+
+
+def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
+    """The CUDA device side; None, with a warning, where torch has a GPU but the driver is not NVIDIA's or too old, and
+    in the child of a process that has used CUDA."""
+    try:
+        platform = make()
+        return None if platform.lost_in_fork() else platform
+    except (OSError, AttributeError) as error:
+        warnings.warn(f"evoattn: no kernel can run here, SDPA does: {error}.", RuntimeWarning, stacklevel=2)
+        return None

@@ -35,6 +35,7 @@ from evoattn.ops.arguments import ALIGNMENT, Given
 from evoattn.ops.call import Call, Packed
 from evoattn.ops.check import cases_of, load_checked, recorded_check
 from evoattn.ops.choice import Choice, KernelKey, Refusal
+from evoattn.ops.torch_answer import is_promised
 
 if TYPE_CHECKING:
     from evoattn.correctness.cases import Case
@@ -56,6 +57,7 @@ FIRST = 4
 """Tensors whose addresses every call has: what the others are, and whether there are any, its plan says."""
 BEHIND_SECONDS = 0.3
 """What is done beside a call begins so long behind it: the first one of a process has Python for itself."""
+MOST_FOLDED = 4096
 READ_SECONDS = 0.05
 """Machine code that is not there by then is being compiled."""
 MOST_KEPT = 32 << 20
@@ -314,6 +316,8 @@ class Kernels:
         """What compiles while others run."""
         self._cases: dict[tuple[int, KernelKey], list[Case]] = {}
         """Of kernels that were made ready so: what they are to be checked with, nothing where they were."""
+        self._folded: dict[tuple[object, ...], bool] = {}
+        """Whether the kernels of calls that `Call.folds` speaks of are compiled."""
         self._failures: dict[tuple[int, KernelKey], str] = {}
         self._said: set[str] = set()
         self._lock = forks.Lock()
@@ -413,6 +417,31 @@ class Kernels:
             self._failures[key] = f"{choice.name} failed: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
             return
         self._lost()
+
+    def is_folded(
+        self, call: Call, known: tuple[object, ...], choices: Callable[[], Refusal | tuple[Choice | Refusal, ...]]
+    ) -> bool:
+        """Whether the kernels of a call's constants (`Call.folds`) are compiled, which begins when it is asked again.
+        Those of the same bits in every run are its arguments'."""
+        if torch.are_deterministic_algorithms_enabled() or is_promised(call.batch_invariant):
+            return False
+
+        def fold() -> None:
+            found, index = choices(), call.query.get_device()
+            for choice in () if isinstance(found, Refusal) else found:
+                if isinstance(choice, Choice):
+                    self.make_ready(choice, index)
+            self._folded[known] = True
+
+        if self._platform.capturing():
+            return False
+        if known not in self._folded:
+            if len(self._folded) >= MOST_FOLDED:
+                self._folded = {}
+            self._folded[known] = False
+        elif not self._folded[known]:
+            self.beside(fold)
+        return self._folded.get(known, False)
 
     def settle(self) -> None:
         """Wait for what is made ready beside calls: the next eager one loads it."""

@@ -1,7 +1,6 @@
 """Decides each call once, keeps what it decided, and runs it: the state behind `evoattn.attention`."""
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -14,7 +13,7 @@ from torch import Tensor
 from evoattn.backends.base import LaunchError
 from evoattn.backends.cubins import Cubin, get_cubin
 from evoattn.backends.loaded import LoadedKernel
-from evoattn.backends.platform import CudaPlatform, Platform
+from evoattn.backends.platform import Platform, find_platform
 from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.model import collector, forks
@@ -40,7 +39,7 @@ from evoattn.ops.call import (
 from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
-from evoattn.ops.torch_answer import PROMISE, is_promised, refuse
+from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins
@@ -91,8 +90,6 @@ class Runtime:
         """What integrations have found out of whether a kernel serves calls to come; `forget` replaces it likewise."""
         self.helper_plans: dict[Known, OperationPlan | Refusal] = {}
         """Those of operations beside attention: of tensors that are quantised, of new keys, of partial answers."""
-        self._folded: dict[Known, bool] = {}
-        """Whether the kernels of calls that `Call.folds` speaks of are compiled."""
         self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
         forks.tell(self)
@@ -424,30 +421,11 @@ class Runtime:
             return plan
 
     def _is_folded(self, call: Call, known: Known) -> bool:
-        """Whether kernels of a call's constants are compiled, which begins when it is asked again. Those of the same
-        bits in every run are its arguments'."""
-        platform, kernels = self.platform, self._kernels
-        assert kernels is not None and platform is not None
-        if torch.are_deterministic_algorithms_enabled() or is_promised(call.batch_invariant):
-            return False
-        trains, index = known[0] is GRADIENTS, call.query.get_device()
-
-        def fold() -> None:
-            choices = self.training_choices(call) if trains else (self.choice(call),)
-            for choice in () if isinstance(choices, Refusal) else choices:
-                if isinstance(choice, Choice):
-                    kernels.make_ready(choice, index)
-            self._folded[known] = True
-
-        if platform.capturing():
-            return False
-        if known not in self._folded:
-            if len(self._folded) >= PLANS_KEPT:
-                self._folded = {}
-            self._folded[known] = False
-        elif not self._folded[known]:
-            kernels.beside(fold)
-        return self._folded[known]
+        """See `Kernels.is_folded`."""
+        trains = known[0] is GRADIENTS
+        choices = lambda: self.training_choices(call) if trains else (self.choice(call),)
+        assert self._kernels is not None
+        return self._kernels.is_folded(call, known, choices)
 
     def _decide_backward(self, given: Backward, known: Known) -> CallPlan | Refusal:
         """As `_decide`, of a backward pass."""
@@ -524,17 +502,6 @@ def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
     if raced.won:
         return replace(choice, words=f"{choice.name} runs: it took {raced} in a race on this card", estimated=False)
     return Refusal(f"{choice.name} took {raced} in a race on this card")
-
-
-def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
-    """The CUDA device side; None, with a warning, where torch has a GPU but the driver is not NVIDIA's or too old, and
-    in the child of a process that has used CUDA."""
-    try:
-        platform = make()
-        return None if platform.lost_in_fork() else platform
-    except (OSError, AttributeError) as error:
-        warnings.warn(f"evoattn: no kernel can run here, SDPA does: {error}.", RuntimeWarning, stacklevel=2)
-        return None
 
 
 class Current:
