@@ -46,10 +46,11 @@ from typing import Any
 import pytest
 import torch
 
+from evoattn.backends.platform import find_platform
 from evoattn.integrations.flash_attn import install, version_2, version_3
 from evoattn.model.paths import cubin_cache
 from evoattn.ops.call import Answer, Call
-from evoattn.ops.runtime import FOLDER, Runtime, current, find_platform
+from evoattn.ops.runtime import FOLDER, Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.pick import next_picks
 

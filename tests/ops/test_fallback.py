@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from evoattn.backends.platform import find_platform
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
-from evoattn.ops.runtime import current, find_platform
+from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import fake_runtime, tensors
 

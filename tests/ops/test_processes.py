@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from evoattn.backends.platform import find_platform
 from evoattn.model import forks
 from evoattn.model.paths import ROOT
 from evoattn.ops.attention import attention
-from evoattn.ops.runtime import Runtime, current, find_platform
+from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
@@ -178,7 +179,8 @@ HOMELESS = """
     from evoattn.model.problem import AttentionProblem
     from evoattn.families.registry import load_space
     from evoattn.model.space import KernelConfig
-    from evoattn.ops.runtime import FOLDER, current, find_platform
+    from evoattn.backends.platform import find_platform
+    from evoattn.ops.runtime import FOLDER, current
     from evoattn.backends.cubins import get_cubin
 
     q = torch.randn(1, 2, 8, 64)
@@ -220,7 +222,8 @@ def test_the_next_process_finds_what_picks_came_to(tmp_path):
         import sys
         from evoattn.model.gpu import GPUS
         from evoattn.model.problem import AttentionProblem
-        from evoattn.ops.runtime import FOLDER, current, find_platform
+        from evoattn.backends.platform import find_platform
+        from evoattn.ops.runtime import FOLDER, current
         problem = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)
         print(current.best_known(problem, GPUS["h100"]), "evoattn.cost.cost" in sys.modules)
     """
