@@ -67,10 +67,11 @@ private:
     else grid_dependency_launch();
     if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
       constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
-      const int of_block = warpgroup * 4 + warp;
+      const int of_block = (BY_PRODUCTS ? keys : warpgroup) * 4 + warp;
       float* key_sums_gmem = to.sums.part(work.sums);
-      KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
-      KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
+      if constexpr (DK) KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
+      if constexpr (DV)
+        KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
     } else {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads what lies where the results go
       if constexpr (DK)

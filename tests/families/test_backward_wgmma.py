@@ -60,7 +60,8 @@ WAITS = [
 PRODUCTS = {"BLOCK_N": 64, "DIM_GROUPS": 2, "DO_STAGES": 1, "GROUP_SHARE": "products"}
 PAIR = PRODUCTS | {"DS_STAGES": 1, "PAIR": True}
 PAIRS = [
-    (PRODUCTS | {"DS_STAGES": 1}, "softcap=20 lse=1", "D=128", ()),
+    (PRODUCTS | {"DS_STAGES": 1, "QUERY_SPLIT": 3}, "softcap=20 lse=1", "D=128", ()),
+    (PRODUCTS | {"BLOCK_M": 80, "DQ_ROWS": "dims"}, "mask=causal", "D=192", ()),
     (PRODUCTS | {"Q_STAGES": 1, "DQ_SUM": "warp", "DQ_BEGIN": "stored"}, "mask=causal_lower_right", "D=256", ()),
     (PAIR | {"BLOCK_ORDER": "sections"}, "window=90:9 softcap=20", "D=256", ()),
     (PAIR | {"DQ_ROWS": "dims", "TERMS_EARLY": False, "BLOCK_ORDER": "heads"}, "mask=causal alibi=1", "D=256", ()),

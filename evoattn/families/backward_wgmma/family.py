@@ -384,8 +384,8 @@ def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
     """GROUP_SHARE=products where there are not two warpgroups, or one needs what the other has."""
     if (genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in (genes.P_PLACE, genes.DS_PLACE):
         return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
-    if genes.ORDER != "in_turn" or genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
-        return "GROUP_SHARE=products needs ORDER=in_turn QUERY_SPLIT=1 SCHEDULE=single."
+    if genes.ORDER != "in_turn" or genes.SCHEDULE != "single":
+        return "GROUP_SHARE=products needs ORDER=in_turn SCHEDULE=single."
     if problem.own_score or "bias" in parse_grads(problem.grads):
         return "GROUP_SHARE=products takes no expression of scores, and makes no gradient of a bias."
     return None
@@ -401,8 +401,8 @@ def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str 
         return "PAIR takes no packed sequences or block lists, and adds in any order."
     if key_blocks(problem, genes) == 1:
         return f"PAIR needs more than BLOCK_N={genes.BLOCK_N} keys."
-    if genes.DQ_BEGIN != "cleared" or genes.ROTATE or genes.LAUNCHES == "one":
-        return "PAIR needs DQ_BEGIN=cleared ROTATE=false LAUNCHES=three."
+    if genes.DQ_BEGIN != "cleared" or genes.ROTATE or genes.LAUNCHES == "one" or genes.QUERY_SPLIT > 1:
+        return "PAIR needs DQ_BEGIN=cleared ROTATE=false LAUNCHES=three QUERY_SPLIT=1."
     return None
 
 
