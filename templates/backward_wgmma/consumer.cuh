@@ -12,6 +12,7 @@
 #include "device/ptx/warp.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/wgmma_output.cuh"
+#include "device/softmax/wgmma_scores.cuh"
 #include "backward_wgmma/producer.cuh"
 #include "backward_wgmma/products.cuh"
 #include "backward_wgmma/query_rows.cuh"
@@ -53,9 +54,9 @@ private:
   template <bool DK, bool DV> __device__ __forceinline__ void key_tile_of(const KeyGradients& to, uint32_t parity) {
     walk.begin(block, group);
 #pragma unroll
-    for (int i = 0; DK && i < DK_COLUMNS / 2; ++i) dk[i] = 0.f;
+    for (int i = 0; DK && i < DK_TILES * DK_COLUMNS / 2; ++i) dk[i / (DK_COLUMNS / 2)][i % (DK_COLUMNS / 2)] = 0.f;
 #pragma unroll
-    for (int i = 0; DV && i < DV_COLUMNS / 2; ++i) dv[i] = 0.f;
+    for (int i = 0; DV && i < DV_TILES * DV_COLUMNS / 2; ++i) dv[i / (DV_COLUMNS / 2)][i % (DV_COLUMNS / 2)] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
     while (!walk.done()) {
@@ -66,20 +67,19 @@ private:
     if constexpr (CLAIMED) release(Smem::K_EMPTY);
     else grid_dependency_launch();
     if (QUERY_SPLIT > 1 && (!SPLIT_LAST || block.parts > 1)) {
-      constexpr int DK_FLOATS = KeySums::OfKeys::WARP_FLOATS, DV_FLOATS = KeySums::OfValues::WARP_FLOATS;
-      const int of_block = (BY_PRODUCTS ? keys : warpgroup) * 4 + warp;
-      float* key_sums_gmem = to.sums.part(work.sums);
-      if constexpr (DK) KeySums::write(dk, key_sums_gmem + of_block * DK_FLOATS, lane);
-      if constexpr (DV)
-        KeySums::write(dv, key_sums_gmem + KeySums::OfKeys::FLOATS + of_block * DV_FLOATS, lane);
+      constexpr int DK_FLOATS = KeySums::OfKeys::TILE_FLOATS, DV_FLOATS = KeySums::OfValues::TILE_FLOATS;
+      const int group = BY_PRODUCTS ? keys : warpgroup;
+      float *dk_gmem = to.sums.part(work.sums), *dv_gmem = dk_gmem + KeySums::OfKeys::FLOATS;
+      if constexpr (DK) KeySums::write(dk, dk_gmem + group * DK_FLOATS, warp, lane);
+      if constexpr (DV) KeySums::write(dv, dv_gmem + group * DV_FLOATS, warp, lane);
     } else {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads what lies where the results go
       if constexpr (DK)
-        to_global<HEAD_DIM, DK_COLUMNS>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
+        to_global<HEAD_DIM>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
                                         to.softmax_scale);
       if constexpr (CLAIMED) __syncwarp();  // in the same place
       if constexpr (DV)
-        to_global<VALUE_DIM, DV_COLUMNS>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
+        to_global<VALUE_DIM>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
       if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
   }
@@ -103,11 +103,11 @@ private:
     multiply_dk();
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
-    pin_registers(dv), pin_dq();
+    pin_tiles(dv), pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
     add_dq();
     wgmma_wait<0>();
-    pin_registers(dk);
+    pin_tiles(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
     next_stage();
   }
@@ -118,16 +118,18 @@ private:
     wgmma_wait<0>();
     pin_registers(s);
     probabilities();
+    if constexpr (DKV_BY_DIMS) named_barrier_sync<128>(OWN + warpgroup);  // no product of dV reads the last ones
     scores_to_shared(s, Smem::P);
     named_barrier_arrive<128 * WARPGROUPS>(PROBABILITIES);  // the other warpgroup may read them
     fence_proxy_async(), __syncwarp();                      // all lanes have read their terms
+    if constexpr (DKV_BY_DIMS) named_barrier_sync<128>(OWN + warpgroup);  // all warps have written
     release(Smem::Q_EMPTY + 8 * q.stage);
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
     multiply_dv();
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // dS of the other warpgroup is there, and it has read P
     multiply_dq();
     wgmma_wait<1>();
-    pin_registers(dv);
+    pin_tiles(dv);
     release(Smem::DO_EMPTY + 8 * d.stage);
     if constexpr (PAIRED) multiply_dq_of_other();
     wgmma_wait<0>();
@@ -152,7 +154,7 @@ private:
     if constexpr (PAIRED) {
       multiply_dq_of_other();
       wgmma_wait<1>();
-      pin_registers(dk);
+      pin_tiles(dk);
       release(Smem::Q_EMPTY + 8 * q.stage);
       wgmma_wait<0>();
       pin_dq(), release_other(), add_dq();
@@ -160,7 +162,7 @@ private:
       wgmma_wait<1>();
       pin_dq(), add_dq();
       wgmma_wait<0>();
-      pin_registers(dk);
+      pin_tiles(dk);
       release(Smem::Q_EMPTY + 8 * q.stage);
     }
     next_stage();
@@ -176,7 +178,8 @@ private:
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
       uint32_t pairs[4];
-      ldmatrix_x4_trans(pairs, address + i * 2 * 128);
+      if constexpr (DKV_BY_DIMS) ldmatrix_x4(pairs, rows_address(Smem::P, i));
+      else ldmatrix_x4_trans(pairs, address + i * 2 * 128);
 #pragma unroll
       for (int e = 0; e < 8; ++e) s[i + e] = to_float(Element{uint16_t(pairs[e / 2] >> e % 2 * 16)});
     }
@@ -205,7 +208,7 @@ private:
       ToldTile next;
       next.take(told());
       if (next.partial && block.states.packed())
-        block.states.load_seen(seen, block.batch, next.head, lane_key, next.tile * BLOCK_M + dims * SCORE_COLUMNS,
+        block.states.load_seen(seen, block.batch, next.head, lane_key, next.tile * BLOCK_M + dims * SCORE_QUERIES,
                                lane);
     }
   }
@@ -245,8 +248,14 @@ private:
   __device__ __forceinline__ int deltas() const {
     return alone() ? Smem::TERMS + 4 * (TERM_QUERIES + done) : Smem::DELTAS + d.stage * BLOCK_M * 4;
   }
-  // Terms of queries 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of sixteen, which lie side by side (row_terms.cuh).
+  // Terms of queries 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of sixteen, which lie side by side (row_terms.cuh). DKV_BY_DIMS: g
+  // and g + 8 of the warp's.
   __device__ __forceinline__ void read_terms(int place, int sixteen) {
+    if constexpr (DKV_BY_DIMS) {
+      const float* of_row = reinterpret_cast<const float*>(smem + place) + warp * 16 + lane / 8 * 4 + lane / 4 % 2;
+      if (sixteen == 0) terms_of_lane[0] = of_row[0], terms_of_lane[1] = of_row[2];
+      return;
+    }
     const int at = dims * SCORE_COLUMNS + sixteen * 16 + lane % 4 * 4;
     const float4 four = *reinterpret_cast<const float4*>(smem + place + 4 * at);
     terms_of_lane[4 * sixteen] = four.x, terms_of_lane[4 * sixteen + 1] = four.y;
@@ -258,10 +267,16 @@ private:
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 16; ++i) { read_terms(place, i); }
   }
-  __device__ __forceinline__ int first_query() const { return walk.tile * BLOCK_M + dims * SCORE_COLUMNS; }
+  __device__ __forceinline__ int first_query() const { return walk.tile * BLOCK_M + dims * SCORE_QUERIES; }
+  __device__ __forceinline__ int lane_query() const {  // of this lane's first accumulator
+    return first_query() + (DKV_BY_DIMS ? warp * 16 + lane / 4 : lane % 4 * 2);
+  }
   // Of accumulator `i` of this lane.
-  __device__ __forceinline__ int query_of(int i) const { return first_query() + lane % 4 * 2 + i / 4 * 8 + i % 2; }
-  __device__ __forceinline__ int key_of(int i) const { return lane_key + i / 2 % 2 * 8; }
+  static __device__ __forceinline__ int row_of(int i) { return i / 2 % 2 * 8; }
+  static __device__ __forceinline__ int column_of(int i) { return i / 4 * 8 + i % 2; }
+  static __device__ __forceinline__ int term_of(int i) { return DKV_BY_DIMS ? i / 2 % 2 : i / 4 * 2 + i % 2; }
+  __device__ __forceinline__ int query_of(int i) const { return lane_query() + (DKV_BY_DIMS ? row_of(i) : column_of(i)); }
+  __device__ __forceinline__ int key_of(int i) const { return lane_key + (DKV_BY_DIMS ? column_of(i) : row_of(i)); }
   // What variants make of the products, and by what their gradients pass.
   __device__ __forceinline__ void change_scores() {
     const Gradient gradient(variant, work.sequence_number, walk.head, mask.seqlen_q, mask.seqlen_k);
@@ -340,13 +355,16 @@ private:
       mask_transposed(s, QueryMask<false, false, false>(mask.seqlen_q, mask.seqlen_k, {}), lane_key, query, lane);
     }
   }
+  __device__ __forceinline__ void mask_tile(int query) {
+    if constexpr (DKV_BY_DIMS) mask_scores(s, block.first_key, mask.keys_from(lane_query(), 0), lane);
+    else mask_transposed(s, mask, lane_key, query, lane);
+  }
   // P = 2^(S · scale - lse), 0 where a query does not see a key.
   __device__ __forceinline__ void probabilities() {
     const int query = first_query();
     if constexpr (Variant::ANY) change_scores();
     if constexpr (BlockStates::LISTED) mask_listed(query);
-    else if (query < see_all.first || (Mask::WINDOW && query + SCORE_COLUMNS > see_all.end))
-      mask_transposed(s, mask, lane_key, query, lane);
+    else if (query < see_all.first || (Mask::WINDOW && query + SCORE_QUERIES > see_all.end)) mask_tile(query);
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; i += 8) {
       if constexpr (!TERMS_EARLY) read_terms(log_sums(), i / 8);
@@ -369,14 +387,14 @@ private:
     }
   }
   __device__ __forceinline__ float probability(float score, int i) const {
-    return exp2_approx(fmaf(score, softmax_scale_log2, -terms_of_lane[i / 4 * 2 + i % 2]));
+    return exp2_approx(fmaf(score, softmax_scale_log2, -terms_of_lane[term_of(i)]));
   }
   // dS = P · (dP - delta), without the scale that dQ and dK are multiplied by at last.
   __device__ __forceinline__ void score_gradients() {
 #pragma unroll
     for (int i = 0; i < SCORE_COLUMNS / 2; ++i) {
       if (!TERMS_EARLY && DV_LAST && i % 8 == 0) read_terms(deltas(), i / 8);
-      dp[i] = s[i] * (dp[i] - terms_of_lane[i / 4 * 2 + i % 2]);
+      dp[i] = s[i] * (dp[i] - terms_of_lane[term_of(i)]);
     }
     if constexpr (BIAS_GRADIENT && !BIAS_FROM_SHARED) add_to_bias();
     if constexpr (Gradient::FACTORED && !FACTORS_IN_P) {
@@ -390,13 +408,29 @@ private:
   }
   // [BLOCK_M queries, 64 keys] with the 128-byte swizzle, as wgmma reads them.
   __device__ __forceinline__ void scores_to_shared(const float (&x)[SCORE_COLUMNS / 2], int place) const {
-    const uint32_t group = smem_address + place + keys * Smem::SCORE_GROUP_BYTES;
-    const int row = dims * SCORE_COLUMNS + lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
-    const uint32_t address = group + row * 128 + (column ^ row % 8) * 16;
+    if constexpr (DKV_BY_DIMS) {
 #pragma unroll
-    for (int i = 0; i < SCORE_COLUMNS / 2; i += 8)
-      stmatrix_x4_trans(address + i * 2 * 128, pack2<Element>(x[i], x[i + 1]), pack2<Element>(x[i + 2], x[i + 3]),
-                        pack2<Element>(x[i + 4], x[i + 5]), pack2<Element>(x[i + 6], x[i + 7]));
+      for (int i = 0; i < SCORE_COLUMNS / 2; i += 8)
+        stmatrix_x4(rows_address(place, i), pack2<Element>(x[i], x[i + 1]), pack2<Element>(x[i + 2], x[i + 3]),
+                    pack2<Element>(x[i + 4], x[i + 5]), pack2<Element>(x[i + 6], x[i + 7]));
+    } else {
+      turned_to_shared(x, place + keys * Smem::SCORE_GROUP_BYTES, dims * SCORE_COLUMNS, 1.f);
+    }
+  }
+  // Columns become rows, from `first` on.
+  template <int FLOATS>
+  __device__ __forceinline__ void turned_to_shared(const float (&x)[FLOATS], int place, int first, float scale) const {
+    const int row = first + lane / 16 * 8 + lane % 8, column = 2 * warp + lane / 8 % 2;
+    const uint32_t address = smem_address + place + row * 128 + (column ^ row % 8) * 16;
+    auto pair = [&](int i) { return pack2<Element>(x[i] * scale, x[i + 1] * scale); };
+#pragma unroll
+    for (int i = 0; i < FLOATS; i += 8)
+      stmatrix_x4_trans(address + i * 2 * 128, pair(i), pair(i + 2), pair(i + 4), pair(i + 6));
+  }
+  // DKV_BY_DIMS: of sixteen keys, from accumulator `i` on, where a lane's row of 16 bytes lies.
+  __device__ __forceinline__ uint32_t rows_address(int place, int i) const {
+    const int row = warp * 16 + lane % 16, eight = i / 4 + lane / 16;
+    return smem_address + place + eight / 8 * Smem::SCORE_GROUP_BYTES + row * 128 + (eight % 8 ^ row % 8) * 16;
   }
 
   // PAIRED: this warp's part of dS to the other block, which adds it to its part of dQ.
@@ -480,14 +514,25 @@ private:
       }
     }
   }
-  // 64 keys of COLUMNS of the DIM columns of dK or dV, by way of shared memory. `to_gmem` is the block's first row.
-  template <int DIM, int COLUMNS>
-  __device__ __forceinline__ void to_global(const float (&x)[COLUMNS / 2], int place, Element* to_gmem,
+  // The warpgroup's part of the DIM columns of dK or dV, by way of shared memory. `to_gmem` is the block's first row.
+  template <int DIM, int TILES, int FLOATS>
+  __device__ __forceinline__ void to_global(const float (&x)[TILES][FLOATS], int place, Element* to_gmem,
                                             int64_t row_stride, float scale) const {
+    constexpr int COLUMNS = 2 * FLOATS;
+    if constexpr (DKV_BY_DIMS) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) turned_to_shared(x[tile], place + tile * (BLOCK_N * 128), 0, scale);
+      named_barrier_sync<128>(OWN + warpgroup);
+#pragma unroll
+      for (int row = warp * 16; row < BLOCK_N; row += 64)
+        rows_to_global<DIM, BLOCK_N>(smem + place, to_gmem + row * row_stride, row_stride,
+                                     mask.seqlen_k - block.first_key - row, row / 16, lane);
+      return;
+    }
     constexpr int BYTES = (COLUMNS + 63) / 64 * 64 * 128;
     const float factor[2] = {scale, scale};
     const int at = place + (BY_PRODUCTS ? keys : warpgroup) * (CLAIMED ? Smem::RESULT_BYTES : BYTES);
-    output_to_shared<Element>(x, factor, smem_address + at, warp, lane);
+    output_to_shared<Element>(x[0], factor, smem_address + at, warp, lane);
     __syncwarp();  // all rows of the warp are written
     const int row = keys * 64 + warp * 16;
     rows_to_global<COLUMNS>(smem + at, to_gmem + row * row_stride + dims * COLUMNS, row_stride,

@@ -5,19 +5,22 @@
 #include "backward_wgmma/query_sums.cuh"
 
 struct KeySums {  // in the order of wgmma's accumulators (query_sums.cuh)
-  using OfKeys = QuerySums<BLOCK_N, HEAD_DIM, DK_COLUMNS, false>;
-  using OfValues = QuerySums<BLOCK_N, VALUE_DIM, DV_COLUMNS, false>;
+  using OfKeys = QuerySums<BLOCK_N, HEAD_DIM, DK_COLUMNS, DKV_BY_DIMS>;
+  using OfValues = QuerySums<BLOCK_N, VALUE_DIM, DV_COLUMNS, DKV_BY_DIMS>;
   static constexpr int FLOATS = OfKeys::FLOATS + OfValues::FLOATS;  // of a part
 
   float* gmem;  // [K/V heads of all batches, tiles or slots of keys, QUERY_SPLIT, FLOATS]; SPLIT_LAST: of tiles split
 
   __device__ __forceinline__ float* part(int64_t place) const { return gmem + place * FLOATS; }
-  // This lane's accumulators of a warp's sixteen keys. `sums_gmem`: of the warp.
-  template <int COUNT>
-  static __device__ __forceinline__ void write(const float (&x)[COUNT], float* sums_gmem, int lane) {
+  // This lane's accumulators of a warp. `sums_gmem`: of the warpgroup.
+  template <int TILES, int COUNT>
+  static __device__ __forceinline__ void write(const float (&x)[TILES][COUNT], float* sums_gmem, int warp, int lane) {
 #pragma unroll
-    for (int i = 0; i < COUNT; i += 4)
-      *reinterpret_cast<float4*>(sums_gmem + i * 32 + lane * 4) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    for (int i = 0; i < TILES * COUNT; i += 4) {
+      const float* four = x[i / COUNT] + i % COUNT;
+      *reinterpret_cast<float4*>(sums_gmem + (i / COUNT * 128 + warp * 32) * COUNT + i % COUNT * 32 + lane * 4) =
+          make_float4(four[0], four[1], four[2], four[3]);
+    }
   }
 };
 

@@ -20,6 +20,7 @@
 // Factors are applied to probabilities once these are rounded; but not where the gradient of the bias is asked for,
 // which has none. Of a soft cap alone they are made of its scores then, and need no registers.
 constexpr bool FACTORS_IN_P = Gradient::FACTORED && P_IN_REGISTERS && !BIAS_GRADIENT;
+constexpr int TERMS = DKV_BY_DIMS ? 2 : SCORE_COLUMNS / 4;
 constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RESULT) ? SCORE_COLUMNS / 2 : 1;
 
 // The gradient of the bias is of dS before factors. Without any it is added from shared memory, where a thread has
@@ -27,17 +28,18 @@ constexpr int FACTORS = Gradient::FACTORED && !(FACTORS_IN_P && Gradient::OF_RES
 constexpr bool BIAS_FROM_SHARED = BIAS_GRADIENT && !Gradient::FACTORED;
 
 // What a warpgroup holds in arrays, of Sᵀ[64 keys, SCORE_COLUMNS queries] and its like in the order of wgmma's
-// accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1.
+// accumulators: lane 4 g + t of a warp has keys g and g + 8, of eight queries 2 t and 2 t + 1. DKV_BY_DIMS: of S[64
+// queries, SCORE_COLUMNS keys]; dVᵀ and dKᵀ go by 64 dimensions.
 struct Fragments {
   float s[SCORE_COLUMNS / 2];                         // scores, then probabilities
   float dp[SCORE_COLUMNS / 2];                        // of the probabilities, then of the scores
   uint32_t p[P_IN_REGISTERS ? QUERY_STEPS : 1][4];    // probabilities, rounded
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
-  float terms[SCORE_COLUMNS / 4];                     // of the queries: log2 of their sums, then deltas
+  float terms[TERMS];                                 // of the queries: log2 of their sums, then deltas
   float factors[FACTORS];                             // of the scores' gradients
   float dq[DQ_COLUMNS / 2];
   float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
-  float dk[DK_COLUMNS / 2], dv[DV_COLUMNS / 2];
+  float dk[DK_TILES][DK_COLUMNS / 2], dv[DV_TILES][DV_COLUMNS / 2];
   SeenKeys<2, SCORE_COLUMNS> seen;  // by the lane's keys g and g + 8: queries of a PARTIAL tile
 };
 
@@ -80,12 +82,12 @@ struct Products {
   float (&dp)[SCORE_COLUMNS / 2];
   uint32_t (&p)[P_IN_REGISTERS ? QUERY_STEPS : 1][4];
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
-  float (&terms_of_lane)[SCORE_COLUMNS / 4];
+  float (&terms_of_lane)[TERMS];
   float (&factors)[FACTORS];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
-  float (&dk)[DK_COLUMNS / 2];
-  float (&dv)[DV_COLUMNS / 2];
+  float (&dk)[DK_TILES][DK_COLUMNS / 2];
+  float (&dv)[DV_TILES][DV_COLUMNS / 2];
   SeenKeys<2, SCORE_COLUMNS>& seen;
   unsigned char* smem;
   const KeyWorks& works;
@@ -104,7 +106,7 @@ struct Products {
   int warp, lane;             // warp of the warpgroup
   int warpgroup, keys, dims;  // its number; its 64 keys and its part of the dimensions
   Queries see_all;            // that see all of these keys
-  int lane_key;               // of this lane's row g
+  int lane_key;               // of this lane's row g, DKV_BY_DIMS its first column
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
@@ -154,7 +156,8 @@ struct Products {
   // What is of the block's keys.
   __device__ __forceinline__ void enter() {
     const int key = block.first_key + keys * 64;
-    see_all = mask.that_see_all(key, 64), lane_key = key + warp * 16 + lane / 4;
+    see_all = mask.that_see_all(key, DKV_BY_DIMS ? BLOCK_N : 64);
+    lane_key = key + (DKV_BY_DIMS ? lane % 4 * 2 : warp * 16 + lane / 4);
     keep_in_register(see_all.first), keep_in_register(lane_key);
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
@@ -175,31 +178,47 @@ struct Products {
   }
   template <class Of>
   __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], int keys_place, int queries_place) {
-    const uint64_t a = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
-    const uint64_t b = own_descriptor(smem_address + queries_place + dims * SCORE_COLUMNS * 128, 0);
+    const uint64_t of_keys = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
+    const uint64_t of_queries = own_descriptor(smem_address + queries_place + dims * SCORE_QUERIES * 128, 0);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Of::DIM_STEPS; ++step) {
-      wgmma_s(to, a + descriptor_step(Of::step_offset(step, BLOCK_N)),
-              b + descriptor_step(Of::step_offset(step, BLOCK_M)), step > 0);
+      const uint64_t a = of_keys + descriptor_step(Of::step_offset(step, BLOCK_N));
+      const uint64_t b = of_queries + descriptor_step(Of::step_offset(step, BLOCK_M));
+      wgmma_s(to, DKV_BY_DIMS ? b : a, DKV_BY_DIMS ? a : b, step > 0);
     }
     wgmma_commit();
   }
   __device__ __forceinline__ void multiply_dv() {  // dV += Pᵀ dO
-    const uint64_t b = columns_descriptor(Smem::DO + d.stage * Smem::DO_TILE_BYTES, BLOCK_M, dims * DV_COLUMNS);
-    const auto a = scores_by_steps<P_IN_REGISTERS>(p, Smem::P + score_stage * Smem::SCORE_TILE_BYTES);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dv(dv, a[step], b + descriptor_step(step * 16 * 128), true);
-    wgmma_commit();
+    multiply_queries(dv, Smem::DO + d.stage * Smem::DO_TILE_BYTES,
+                     scores_by_steps<P_IN_REGISTERS>(p, Smem::P + !BY_PRODUCTS * score_stage * Smem::SCORE_TILE_BYTES),
+                     [](auto& x, const auto& a, const auto& b) { wgmma_dv(x, a, b, true); });
   }
   __device__ __forceinline__ void multiply_dk() {  // dK += dSᵀ Q
-    const uint64_t b = columns_descriptor(Smem::Q + q.stage * Smem::Q_TILE_BYTES, BLOCK_M, dims * DK_COLUMNS);
-    const auto a = scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES);
+    multiply_queries(dk, Smem::Q + q.stage * Smem::Q_TILE_BYTES,
+                     scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES),
+                     [](auto& x, const auto& a, const auto& b) { wgmma_dk(x, a, b, true); });
+  }
+  // Of P or dS, and a tile of dO or Q.
+  template <int TILES, int FLOATS, class Scores, class Multiply>
+  __device__ __forceinline__ void multiply_queries(float (&to)[TILES][FLOATS], int tile_place, const Scores& scores,
+                                                   const Multiply& multiply) {
+    const uint64_t of_queries = columns_descriptor(tile_place, BLOCK_M, dims * 2 * FLOATS);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < QUERY_STEPS; ++step) wgmma_dk(dk, a[step], b + descriptor_step(step * 16 * 128), true);
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int step = 0; step < QUERY_STEPS; ++step) {
+        const uint64_t rows = of_queries + descriptor_step(tile * (BLOCK_M * 128) + step * 16 * 128);
+        if constexpr (DKV_BY_DIMS) multiply(to[tile], rows, scores[step]);
+        else multiply(to[tile], scores[step], rows);
+      }
+    }
     wgmma_commit();
+  }
+  template <int TILES, int FLOATS> __device__ __forceinline__ void pin_tiles(float (&x)[TILES][FLOATS]) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) pin_registers(x[tile]);
   }
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
@@ -278,10 +297,12 @@ struct Products {
     forget_origin(descriptor);
     return descriptor;
   }
-  // Of this warpgroup's 64 keys.
+  // Of this warpgroup's 64 keys, DKV_BY_DIMS of all.
   template <bool IN_REGISTERS, int STEPS>
   __device__ __forceinline__ auto scores_by_steps(const uint32_t (&registers)[STEPS][4], int place) const {
     if constexpr (IN_REGISTERS) return RegisterSteps<STEPS>{registers};
-    else return SharedSteps{own_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES, 0)};
+    else
+      return SharedSteps{own_descriptor(smem_address + place + keys * Smem::SCORE_GROUP_BYTES,
+                                        DKV_BY_DIMS ? Smem::SCORE_GROUP_BYTES : 0)};
   }
 };

@@ -47,8 +47,12 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
         const float* from = sums_gmem + quarter % 2 * 64 + t * 4 + quarter / 2 * 2 + place<DIM>(warp, piece, rows);
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
-          const float2 pair = *reinterpret_cast<const float2*>(from + g * 16);
-          low[g] = pair.x, high[g] = pair.y;
+          low[g] = 0.f, high[g] = 0.f;
+#pragma unroll
+          for (int part = 0; part < PARTS; ++part) {
+            const float2 pair = *reinterpret_cast<const float2*>(from + g * 16 + part * APART);
+            low[g] += pair.x, high[g] += pair.y;
+          }
         }
         query = piece * 8 + 2 * t, apart = 1, dim = warp * 16 + quarter * 4;
       } else {  // low, high: rows g and g + 8 of sixteen; four columns of a piece

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.backward import Backward, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
+    GROUP_KEYS,
     BackwardWgmmaGenes,
     adds_in_order,
     dim_shares,
@@ -129,6 +130,7 @@ class BackwardWgmma(Backward):
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
+        keys = genes.BLOCK_N if genes.DKV_ROWS == "dims" else 0
         return {
             **variant_constants(problem, slope=True),
             **block_list_constants(problem),
@@ -161,6 +163,7 @@ class BackwardWgmma(Backward):
             "ROW_PARAMETERS": ROW_PARAMETERS * (genes.LAUNCHES == "one"),
             "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES == "one"),
             "BY_PRODUCTS": genes.GROUP_SHARE == "products",
+            "DKV_BY_DIMS": genes.DKV_ROWS == "dims",
             "PAIRED": genes.PAIR,
             "HALF_PARAMETERS": ", const __grid_constant__ TensorMap half_map" * genes.PAIR,
             "HALF_MAP": "half_map" if genes.PAIR else "k_map",
@@ -171,12 +174,22 @@ class BackwardWgmma(Backward):
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
             "DQ_ALL_COLUMNS": dq_width(problem, genes),
-            "WGMMA_S": wgmma_function("wgmma_s", genes.BLOCK_M // dims, dtype, False, b_transposed=False),
+            "WGMMA_S": wgmma_function("wgmma_s", keys or genes.BLOCK_M // dims, dtype, False, b_transposed=False),
             "WGMMA_DV": wgmma_function(
-                "wgmma_dv", problem.head_dim_v // dims, dtype, p_in_registers, True, a_transposed=not p_in_registers
+                "wgmma_dv",
+                keys or problem.head_dim_v // dims,
+                dtype,
+                p_in_registers,
+                True,
+                a_transposed=not p_in_registers,
             ),
             "WGMMA_DK": wgmma_function(
-                "wgmma_dk", problem.head_dim // dims, dtype, ds_in_registers, True, a_transposed=not ds_in_registers
+                "wgmma_dk",
+                keys or problem.head_dim // dims,
+                dtype,
+                ds_in_registers,
+                True,
+                a_transposed=not ds_in_registers,
             ),
             "DQ_SHARE": share,
             "WGMMA_DQ": "\n".join(
@@ -336,6 +349,10 @@ SCORE_STEP = 16
 def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Genes that do not fit each other."""
     groups, dims = warpgroups(genes), dim_shares(genes)
+    if genes.DKV_ROWS == "dims" and genes.GROUP_SHARE != "products":
+        return "DKV_ROWS=dims needs GROUP_SHARE=products."
+    if genes.BLOCK_N % GROUP_KEYS and genes.DKV_ROWS == "keys":
+        return f"BLOCK_N={genes.BLOCK_N} needs DKV_ROWS=dims: else a warpgroup has {GROUP_KEYS} keys."
     if groups > MAX_WARPGROUPS:
         return (
             f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={genes.DIM_GROUPS} are {groups} warpgroups, of which there are 3 "
@@ -382,7 +399,14 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """GROUP_SHARE=products where there are not two warpgroups, or one needs what the other has."""
-    if (genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in (genes.P_PLACE, genes.DS_PLACE):
+    if genes.DKV_ROWS == "dims":
+        if (genes.BLOCK_M, genes.DIM_GROUPS, genes.P_PLACE, genes.DS_PLACE) != (64, 2, "shared", "shared"):
+            return "DKV_ROWS=dims needs BLOCK_M=64 DIM_GROUPS=2 P_PLACE=shared DS_PLACE=shared."
+        if problem.head_dim % CHUNK_COLUMNS or problem.head_dim_v % CHUNK_COLUMNS or genes.PAIR:
+            return f"DKV_ROWS=dims needs head_dims in steps of {CHUNK_COLUMNS}, and PAIR=false."
+        if problem.softcap or problem.bias or problem.blocks:
+            return "DKV_ROWS=dims takes no soft cap, no bias and no block lists."
+    elif (genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in (genes.P_PLACE, genes.DS_PLACE):
         return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
     if genes.ORDER != "in_turn" or genes.SCHEDULE != "single":
         return "GROUP_SHARE=products needs ORDER=in_turn SCHEDULE=single."

@@ -23,7 +23,9 @@ class BackwardWgmmaGenes(Genes):
     """The parameters of backward_wgmma."""
 
     BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 128))
-    BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup", (64, 128, 192))
+    BLOCK_N: int = gene(
+        "keys per block, 64 per consumer warpgroup; with DKV_ROWS=dims all in each", (64, 96, 128, 192)
+    )
     DIM_GROUPS: int = gene(
         "warpgroups that share the same 64 keys, each with a part of the dimensions of dK and dV", (1, 2, 3)
     )
@@ -89,6 +91,11 @@ class BackwardWgmmaGenes(Genes):
         "probabilities and dV, the other the gradients of the scores and dK",
         default="dims",
     )
+    DKV_ROWS: Literal["keys", "dims"] = gene(
+        "with GROUP_SHARE=products, the rows of the products of dK and dV: 64 keys, or 64 dimensions at a time of both "
+        "transposed, beside 96 keys or more",
+        default="keys",
+    )
     PAIR: bool = gene(
         "with GROUP_SHARE=products two blocks of neighbouring keys are a cluster and share dQ: each multiplies half of "
         "its dimensions, of the keys of both, so that half as much is added in memory",
@@ -126,13 +133,13 @@ LEAST_COLUMNS = 8
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
-    """Groups of 64 keys of a block."""
-    return genes.BLOCK_N // GROUP_KEYS
+    """Groups of 64 keys of a block, the last of which may have less."""
+    return math.ceil(genes.BLOCK_N / GROUP_KEYS)
 
 
 def warpgroups(genes: BackwardWgmmaGenes) -> int:
     """Consumer warpgroups."""
-    return key_groups(genes) * genes.DIM_GROUPS
+    return (1 if genes.DKV_ROWS == "dims" else key_groups(genes)) * genes.DIM_GROUPS
 
 
 def producer_warps(genes: BackwardWgmmaGenes) -> int:
@@ -208,11 +215,13 @@ def dq_share(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
 def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills: dK and dV, S and dP of a tile, what is
     rounded, and dQ in the place of dP."""
-    scores = genes.BLOCK_M // dim_shares(genes) // 2
+    by_dims = genes.DKV_ROWS == "dims"
+    scores = genes.BLOCK_N // 2 if by_dims else genes.BLOCK_M // dim_shares(genes) // 2
     dq = (dq_columns(problem, genes) + dq_share(problem, genes)) // 2
     by_products = genes.GROUP_SHARE == "products"
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
     kept = max(problem.head_dim, problem.head_dim_v) // 2 if by_products else kept
+    kept = kept * genes.BLOCK_N // GROUP_KEYS if by_dims else kept
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
     wanted = parse_grads(problem.grads)
     at_once = genes.P_PLACE == "registers" and "bias" not in wanted  # factors of the scores' gradients
@@ -225,6 +234,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
+    if by_dims:
+        return kept + max(scores, dq) + FIXED_REGISTERS[genes.ORDER]
     if by_products:
         return kept + max(2 * scores, dq) + scores // 2 + FIXED_REGISTERS[genes.ORDER]
     return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
@@ -237,8 +248,9 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     scores = key_groups(genes) * genes.BLOCK_M * ROW_BYTES
     tiles = genes.BLOCK_N * (rows + value_rows)
     tiles += genes.BLOCK_M * (genes.Q_STAGES * rows + genes.DO_STAGES * value_rows)
-    tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared") + genes.PAIR)
-    tiles += scores * (genes.GROUP_SHARE == "products")  # P
+    by_products = genes.GROUP_SHARE == "products"
+    tiles += scores * genes.DS_STAGES * (1 + (genes.P_PLACE == "shared" and not by_products) + genes.PAIR)
+    tiles += scores * by_products  # P
     tiles += genes.BLOCK_N * rows // 2 * genes.PAIR
     tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0

@@ -29,15 +29,15 @@ __device__ __forceinline__ void output_to_shared(const float (&o)[FLOATS], const
 }
 
 // The warp's 16 rows of HEAD_DIM columns, as `output_to_shared` left them in `tile_smem`, to global memory, 16 bytes a
-// lane at a time. `row_gmem` is the first of them, `valid_rows` count from it.
-template <int HEAD_DIM, typename Element>
+// lane at a time. `row_gmem` is the first of them, `valid_rows` count from it. The tile has CHUNK_ROWS rows.
+template <int HEAD_DIM, int CHUNK_ROWS = 64, typename Element>
 __device__ __forceinline__ void rows_to_global(const unsigned char* tile_smem, Element* row_gmem, int64_t row_stride,
                                                int valid_rows, int warp, int lane) {
   constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, a row
 #pragma unroll
   for (int i = lane; i < 16 * PIECES; i += 32) {
     const int row = i / PIECES, piece = i % PIECES;
-    const int offset = piece / 8 * 64 * 128 + (warp * 16 + row) * 128 + (piece % 8 ^ row % 8) * 16;
+    const int offset = piece / 8 * CHUNK_ROWS * 128 + (warp * 16 + row) * 128 + (piece % 8 ^ row % 8) * 16;
     if (row < valid_rows) {
       *reinterpret_cast<uint4*>(row_gmem + row * row_stride + piece * 8) =
           *reinterpret_cast<const uint4*>(tile_smem + offset);
