@@ -75,11 +75,9 @@ private:
     } else {
       named_barrier_sync<128 * WARPGROUPS>(SCORES);  // no product reads what lies where the results go
       if constexpr (DK)
-        to_global<HEAD_DIM>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride,
-                                        to.softmax_scale);
+        to_global<HEAD_DIM>(dk, CLAIMED ? Smem::DS : Smem::K, to.dk.of(work), to.dk.row_stride, to.softmax_scale);
       if constexpr (CLAIMED) __syncwarp();  // in the same place
-      if constexpr (DV)
-        to_global<VALUE_DIM>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
+      if constexpr (DV) to_global<VALUE_DIM>(dv, CLAIMED ? Smem::DS : Smem::V, to.dv.of(work), to.dv.row_stride, 1.f);
       if constexpr (CLAIMED) named_barrier_sync<128 * WARPGROUPS>(SCORES);  // the next dS may go there
     }
   }
@@ -120,8 +118,8 @@ private:
     probabilities();
     if constexpr (DKV_BY_DIMS) named_barrier_sync<128>(OWN + warpgroup);  // no product of dV reads the last ones
     scores_to_shared(s, Smem::P);
-    named_barrier_arrive<128 * WARPGROUPS>(PROBABILITIES);  // the other warpgroup may read them
-    fence_proxy_async(), __syncwarp();                      // all lanes have read their terms
+    named_barrier_arrive<128 * WARPGROUPS>(PROBABILITIES);                // the other warpgroup may read them
+    fence_proxy_async(), __syncwarp();                                    // all lanes have read their terms
     if constexpr (DKV_BY_DIMS) named_barrier_sync<128>(OWN + warpgroup);  // all warps have written
     release(Smem::Q_EMPTY + 8 * q.stage);
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
@@ -275,7 +273,9 @@ private:
   static __device__ __forceinline__ int row_of(int i) { return i / 2 % 2 * 8; }
   static __device__ __forceinline__ int column_of(int i) { return i / 4 * 8 + i % 2; }
   static __device__ __forceinline__ int term_of(int i) { return DKV_BY_DIMS ? i / 2 % 2 : i / 4 * 2 + i % 2; }
-  __device__ __forceinline__ int query_of(int i) const { return lane_query() + (DKV_BY_DIMS ? row_of(i) : column_of(i)); }
+  __device__ __forceinline__ int query_of(int i) const {
+    return lane_query() + (DKV_BY_DIMS ? row_of(i) : column_of(i));
+  }
   __device__ __forceinline__ int key_of(int i) const { return lane_key + (DKV_BY_DIMS ? column_of(i) : row_of(i)); }
   // What variants make of the products, and by what their gradients pass.
   __device__ __forceinline__ void change_scores() {

@@ -5,8 +5,8 @@
 #include "backward_wgmma/query_sums.cuh"
 
 struct KeySums {  // in the order of wgmma's accumulators (query_sums.cuh)
-  using OfKeys = QuerySums<BLOCK_N, HEAD_DIM, DK_COLUMNS, DKV_BY_DIMS>;
-  using OfValues = QuerySums<BLOCK_N, VALUE_DIM, DV_COLUMNS, DKV_BY_DIMS>;
+  using OfKeys = QuerySums<BLOCK_N, DKV_BY_DIMS ? 64 * DK_TILES : HEAD_DIM, DK_COLUMNS, DKV_BY_DIMS>;
+  using OfValues = QuerySums<BLOCK_N, DKV_BY_DIMS ? 64 * DV_TILES : VALUE_DIM, DV_COLUMNS, DKV_BY_DIMS>;
   static constexpr int FLOATS = OfKeys::FLOATS + OfValues::FLOATS;  // of a part
 
   float* gmem;  // [K/V heads of all batches, tiles or slots of keys, QUERY_SPLIT, FLOATS]; SPLIT_LAST: of tiles split

@@ -59,10 +59,18 @@ WAITS = [
 ]
 PRODUCTS = {"BLOCK_N": 64, "DIM_GROUPS": 2, "DO_STAGES": 1, "GROUP_SHARE": "products"}
 PAIR = PRODUCTS | {"DS_STAGES": 1, "PAIR": True}
+TURNED = SHARED | PRODUCTS | {"BLOCK_N": 96, "DQ_ROWS": "dims", "DS_STAGES": 1, "DKV_ROWS": "dims"}
 PAIRS = [
     (PRODUCTS | {"DS_STAGES": 1, "QUERY_SPLIT": 3}, "softcap=20 lse=1", "D=128", ()),
     (PRODUCTS | {"BLOCK_M": 80, "DQ_ROWS": "dims"}, "mask=causal", "D=192", ()),
     (PRODUCTS | {"Q_STAGES": 1, "DQ_SUM": "warp", "DQ_BEGIN": "stored"}, "mask=causal_lower_right", "D=256", ()),
+    (TURNED, "mask=causal lse=1", "D=192 Dv=128", ()),
+    (TURNED | {"QUERY_SPLIT": 2, "TERMS_EARLY": False}, "window=20:9 alibi=1", "D=160", ()),
+    (TURNED, "", "D=192", ("named_barrier_sync<128>(OWN + warpgroup);  // all warps", "// all warps")),
+    (TURNED, "", "D=192", ("named_barrier_sync<128>(OWN + warpgroup);\n#pragma", "#pragma")),
+    (TURNED, "", "D=192", ("row += 64", "row += 128")),
+    (TURNED, "mask=causal", "D=192", ("key, DKV_BY_DIMS ? BLOCK_N : 64", "key, 64")),
+    (TURNED | {"BLOCK_N": 128, "DQ_SUM": "warp", "DS_STAGES": 2}, "mask=causal_lower_right", "D=128", ()),
     (PAIR | {"BLOCK_ORDER": "sections"}, "window=90:9 softcap=20", "D=256", ()),
     (PAIR | {"DQ_ROWS": "dims", "TERMS_EARLY": False, "BLOCK_ORDER": "heads"}, "mask=causal alibi=1", "D=256", ()),
     (PAIR, "", "D=256", ("mbarrier_wait_cluster(smem_address + Smem::OTHER_FULL + 8 * score_stage, ds_parity);", "")),

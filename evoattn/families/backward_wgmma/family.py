@@ -349,10 +349,6 @@ SCORE_STEP = 16
 def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """Genes that do not fit each other."""
     groups, dims = warpgroups(genes), dim_shares(genes)
-    if genes.DKV_ROWS == "dims" and genes.GROUP_SHARE != "products":
-        return "DKV_ROWS=dims needs GROUP_SHARE=products."
-    if genes.BLOCK_N % GROUP_KEYS and genes.DKV_ROWS == "keys":
-        return f"BLOCK_N={genes.BLOCK_N} needs DKV_ROWS=dims: else a warpgroup has {GROUP_KEYS} keys."
     if groups > MAX_WARPGROUPS:
         return (
             f"BLOCK_N={genes.BLOCK_N} with DIM_GROUPS={genes.DIM_GROUPS} are {groups} warpgroups, of which there are 3 "
@@ -392,6 +388,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
     return (
         (why_not_one_launch(problem, genes) if genes.LAUNCHES == "one" else None)
         or (why_not_paired(problem, genes) if genes.PAIR else None)
+        or (why_not_turned(problem, genes) if genes.DKV_ROWS == "dims" else why_not_whole_groups(genes))
         or (why_not_by_products(problem, genes) if genes.GROUP_SHARE == "products" else None)
         or why_not_in_order(genes)
     )
@@ -399,19 +396,30 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
 
 def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """GROUP_SHARE=products where there are not two warpgroups, or one needs what the other has."""
-    if genes.DKV_ROWS == "dims":
-        if (genes.BLOCK_M, genes.DIM_GROUPS, genes.P_PLACE, genes.DS_PLACE) != (64, 2, "shared", "shared"):
-            return "DKV_ROWS=dims needs BLOCK_M=64 DIM_GROUPS=2 P_PLACE=shared DS_PLACE=shared."
-        if problem.head_dim % CHUNK_COLUMNS or problem.head_dim_v % CHUNK_COLUMNS or genes.PAIR:
-            return f"DKV_ROWS=dims needs head_dims in steps of {CHUNK_COLUMNS}, and PAIR=false."
-        if problem.softcap or problem.bias or problem.blocks:
-            return "DKV_ROWS=dims takes no soft cap, no bias and no block lists."
-    elif (genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in (genes.P_PLACE, genes.DS_PLACE):
+    places = {genes.P_PLACE, genes.DS_PLACE}
+    if genes.DKV_ROWS == "keys" and ((genes.BLOCK_N, genes.DIM_GROUPS) != (64, 2) or "shared" in places):
         return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
     if genes.ORDER != "in_turn" or genes.SCHEDULE != "single":
         return "GROUP_SHARE=products needs ORDER=in_turn SCHEDULE=single."
     if problem.own_score or "bias" in parse_grads(problem.grads):
         return "GROUP_SHARE=products takes no expression of scores, and makes no gradient of a bias."
+    return None
+
+
+def why_not_turned(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """DKV_ROWS=dims where the rows of scores are not the queries of one product, or its terms are of keys."""
+    found = (genes.GROUP_SHARE, genes.BLOCK_M, genes.DIM_GROUPS, genes.P_PLACE, genes.DS_PLACE)
+    if found != ("products", 64, 2, "shared", "shared"):
+        return "DKV_ROWS=dims needs GROUP_SHARE=products BLOCK_M=64 DIM_GROUPS=2 P_PLACE=shared DS_PLACE=shared."
+    if problem.softcap or problem.bias or problem.blocks or genes.PAIR:
+        return "DKV_ROWS=dims takes no soft cap, no bias, no block lists and no pairs."
+    return None
+
+
+def why_not_whole_groups(genes: BackwardWgmmaGenes) -> str | None:
+    """DKV_ROWS=keys where a warpgroup has less than its keys."""
+    if genes.BLOCK_N % GROUP_KEYS:
+        return f"BLOCK_N={genes.BLOCK_N} needs DKV_ROWS=dims: else a warpgroup has {GROUP_KEYS} keys."
     return None
 
 

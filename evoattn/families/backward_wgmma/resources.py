@@ -23,9 +23,7 @@ class BackwardWgmmaGenes(Genes):
     """The parameters of backward_wgmma."""
 
     BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 128))
-    BLOCK_N: int = gene(
-        "keys per block, 64 per consumer warpgroup; with DKV_ROWS=dims all in each", (64, 96, 128, 192)
-    )
+    BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup; with DKV_ROWS=dims all in each", (64, 96, 128, 192))
     DIM_GROUPS: int = gene(
         "warpgroups that share the same 64 keys, each with a part of the dimensions of dK and dV", (1, 2, 3)
     )
@@ -220,8 +218,9 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     dq = (dq_columns(problem, genes) + dq_share(problem, genes)) // 2
     by_products = genes.GROUP_SHARE == "products"
     kept = (problem.head_dim + problem.head_dim_v) // genes.DIM_GROUPS // 2
-    kept = max(problem.head_dim, problem.head_dim_v) // 2 if by_products else kept
-    kept = kept * genes.BLOCK_N // GROUP_KEYS if by_dims else kept
+    most = max(problem.head_dim, problem.head_dim_v)
+    kept = most // 2 if by_products else kept
+    kept = whole_chunks(most) // 2 * genes.BLOCK_N // GROUP_KEYS if by_dims else kept
     rounded = (scores // 2) * ((genes.P_PLACE == "registers") + (genes.DS_PLACE == "registers"))
     wanted = parse_grads(problem.grads)
     at_once = genes.P_PLACE == "registers" and "bias" not in wanted  # factors of the scores' gradients
@@ -380,7 +379,9 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
 def key_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes, tiles: int) -> int:
     """Bytes of dK and dV of all parts of so many tiles in float32, QUERY_SPLIT > 1; else 0."""
     blocks = tiles * genes.QUERY_SPLIT
-    return 4 * blocks * genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * (genes.QUERY_SPLIT > 1)
+    dims = problem.head_dim, problem.head_dim_v
+    columns = sum(map(whole_chunks, dims) if genes.DKV_ROWS == "dims" else dims)
+    return 4 * blocks * genes.BLOCK_N * columns * (genes.QUERY_SPLIT > 1)
 
 
 def units(problem: AttentionProblem) -> int:
@@ -422,11 +423,20 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     own_keys = keys * (width + value_width) * size  # K and V as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
     dq_reads = groups * sum(64 * keys + part * keys for part in parts) * size * pair(genes)
-    scores = pairs * size * (pair(genes) + genes.DIM_GROUPS * (genes.DS_PLACE == "shared"))
-    probabilities = pairs * size * (1 + genes.DIM_GROUPS) * (genes.P_PLACE == "shared")
+    turned = genes.DKV_ROWS == "dims"
+    of_dk, of_dv = (whole_chunks(dim) // CHUNK_COLUMNS if turned else genes.DIM_GROUPS for dim in (width, value_width))
+    scores = pairs * size * (pair(genes) + of_dk * (genes.DS_PLACE == "shared"))
+    probabilities = pairs * size * (1 - turned + of_dv) * (genes.P_PLACE == "shared")
     probabilities += pairs * size * 2 * (genes.GROUP_SHARE == "products")
     sums = queries * columns * 4 // pair(genes)
-    shared = own_keys + 2 * tile_bytes * key_groups(genes) + tile_bytes + dq_reads + scores + probabilities
+    shared = (
+        own_keys
+        + 2 * tile_bytes * (1 if turned else key_groups(genes))
+        + tile_bytes * (not turned)
+        + dq_reads
+        + scores
+        + probabilities
+    )
     shared += 2 * sums * (genes.DQ_SUM != "registers")
     step = Step(
         tensor_flops=2.0 * pairs * (2 * width + 2 * value_width + columns),
@@ -543,6 +553,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "by products": genes.GROUP_SHARE == "products",
+        "dkv by dims": genes.DKV_ROWS == "dims",
         "paired": genes.PAIR,
         "dq stored": genes.DQ_BEGIN == "stored",
         "sections": genes.BLOCK_ORDER == "sections",
