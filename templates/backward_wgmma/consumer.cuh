@@ -480,10 +480,11 @@ private:
   __device__ __forceinline__ void add_dq() {
     if (alone()) return write_dq();
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
-    float* sums = dq_sums_gmem + tile * Sums::FLOATS + (block.first_part() + warpgroup) * Sums::TILE_FLOATS +
-                  warp * Sums::WARP_FLOATS;
+    float *of_tile = dq_sums_gmem + tile * Sums::FLOATS, *share_sums = of_tile + share_of_dq(warpgroup, warp);
+    float* sums = of_tile + (block.first_part() + warpgroup) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_BULK) {
-      const int place = Smem::DQ + (warpgroup * 4 + warp) * Smem::DQ_WARP_BYTES;
+      const int group = Smem::DQ + warpgroup * Smem::DQ_GROUP_BYTES, place = group + warp * Smem::DQ_WARP_BYTES;
+      const int share_place = group + 4 * Smem::DQ_WARP_BYTES + warp * Smem::DQ_SHARE_BYTES;
       if constexpr (DQ_BY_WARP) {
         mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
         dq_parity ^= 1;
@@ -491,15 +492,21 @@ private:
         if (lane == 0) tma_store_wait_read();
         __syncwarp();  // the last sum has read this memory
       }
+      auto copy = [&](const auto& x, int to, int count) {
 #pragma unroll
-      for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-        *reinterpret_cast<float4*>(smem + place + i * 128 + lane * 16) =
-            make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
-      }
+        for (int i = 0; i < count; i += 4)
+          *reinterpret_cast<float4*>(smem + to + i * 128 + lane * 16) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+      };
+      copy(dq, place, DQ_COLUMNS / 2);
+      if constexpr (DQ_SHARE > 0) copy(dq_share, share_place, DQ_SHARE / 2);
       fence_proxy_async();
       __syncwarp();  // all lanes have written
       if constexpr (DQ_BY_WARP) release(Smem::DQ_FULL + 8 * warpgroup);
-      else if (lane == 0) bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES), tma_store_commit();
+      else if (lane == 0) {
+        bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES);
+        if constexpr (DQ_SHARE > 0) bulk_add(share_sums, smem_address + share_place, Smem::DQ_SHARE_BYTES);
+        tma_store_commit();
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
@@ -507,10 +514,9 @@ private:
           red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
       if constexpr (DQ_SHARE > 0) {
-        sums += (WARPGROUPS - warpgroup) * Sums::TILE_FLOATS + warpgroup * (16 * DQ_SHARE);
 #pragma unroll
         for (int i = 0; i < DQ_SHARE / 2; i += 4)
-          red_add_v4(sums + i * 32 + lane * 4, dq_share[i], dq_share[i + 1], dq_share[i + 2], dq_share[i + 3]);
+          red_add_v4(share_sums + i * 32 + lane * 4, dq_share[i], dq_share[i + 1], dq_share[i + 2], dq_share[i + 3]);
       }
     }
   }

@@ -37,6 +37,11 @@ __device__ __forceinline__ bool take_claimed(const unsigned char* smem, uint32_t
   return number >= 0;
 }
 
+// DQ_SHARE: of the sums of a tile where a warp's part of the shared dimensions begins.
+__device__ __forceinline__ int share_of_dq(int warpgroup, int warp) {
+  return WARPGROUPS * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS + warpgroup * (16 * DQ_SHARE);
+}
+
 constexpr uint32_t STORED = 1u << 31;  // a bit of the word of a tile of dQ, FIRST_STORES
 
 struct Producer {
@@ -149,7 +154,6 @@ private:
   }
   // Those of a tile of keys. `parity`: of dQ's barriers.
   __device__ __forceinline__ void add_tiles(uint32_t smem_address, uint32_t& parity) const {
-    constexpr int BYTES = 4 * Smem::DQ_WARP_BYTES;
     for (QueryWalk walk(work.block, group); !walk.done(); walk.advance(work.block), parity ^= 1) {
       float* sums = dq_sums_gmem + terms.tile(work, walk.head, walk.tile) * Sums::FLOATS +
                     work.block.first_part() * Sums::TILE_FLOATS;
@@ -167,10 +171,15 @@ private:
 #pragma unroll
       for (int i = 0; i < WARPGROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
-        float* to_gmem = sums + i * Sums::TILE_FLOATS;
-        const uint32_t from_smem = smem_address + Smem::DQ + i * BYTES;
-        if (FIRST_STORES && first) bulk_store(to_gmem, from_smem, BYTES);
-        else bulk_add(to_gmem, from_smem, BYTES);
+        const uint32_t from_smem = smem_address + Smem::DQ + i * Smem::DQ_GROUP_BYTES;
+        auto move = [&](int to, int from, int bytes) {
+          if (FIRST_STORES && first) bulk_store(sums + to, from_smem + from, bytes);
+          else bulk_add(sums + to, from_smem + from, bytes);
+        };
+        move(i * Sums::TILE_FLOATS, 0, 4 * Smem::DQ_WARP_BYTES);
+#pragma unroll
+        for (int warp = 0; DQ_SHARE > 0 && warp < 4; ++warp)
+          move(share_of_dq(i, warp), 4 * Smem::DQ_WARP_BYTES + warp * Smem::DQ_SHARE_BYTES, Smem::DQ_SHARE_BYTES);
         tma_store_commit();
       }
       release<WARPGROUPS>(smem_address);

@@ -370,8 +370,6 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
             f"DQ_ROWS={genes.DQ_ROWS} BLOCK_M={genes.BLOCK_M}: {groups} warpgroups (BLOCK_N, DIM_GROUPS) cannot share "
             f"{genes.BLOCK_M} × {dq_width(problem, genes)} of dQ in whole tiles."
         )
-    if genes.DQ_SUM != "registers" and dq_share(problem, genes):
-        return f"DQ_SUM={genes.DQ_SUM} has no place for the dimensions of dQ that warpgroups share."
     if genes.PRODUCER == "warp" and genes.DQ_SUM == "warp":
         return "DQ_SUM=warp needs PRODUCER=warpgroup, which has warps to spare."
     if genes.ROTATE and problem.causal:

@@ -252,7 +252,8 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles += scores * by_products  # P
     tiles += genes.BLOCK_N * rows // 2 * genes.PAIR
     tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
-    sums = 64 * dq_columns(problem, genes) * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
+    columns = dq_columns(problem, genes) + dq_share(problem, genes)
+    sums = 64 * columns * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
