@@ -190,20 +190,23 @@ struct Products {
     wgmma_commit();
   }
   __device__ __forceinline__ void multiply_dv() {  // dV += Pᵀ dO
-    multiply_queries(dv, Smem::DO + d.stage * Smem::DO_TILE_BYTES,
-                     scores_by_steps<P_IN_REGISTERS>(p, Smem::P + !BY_PRODUCTS * score_stage * Smem::SCORE_TILE_BYTES),
-                     [](auto& x, const auto& a, const auto& b) { wgmma_dv(x, a, b, true); });
+    const int stage = BY_PRODUCTS ? 0 : score_stage;
+    multiply_queries<P_IN_REGISTERS>(dv, Smem::DO + d.stage * Smem::DO_TILE_BYTES, p,
+                                     Smem::P + stage * Smem::SCORE_TILE_BYTES,
+                                     [](auto& x, const auto& a, const auto& b) { wgmma_dv(x, a, b, true); });
   }
   __device__ __forceinline__ void multiply_dk() {  // dK += dSᵀ Q
-    multiply_queries(dk, Smem::Q + q.stage * Smem::Q_TILE_BYTES,
-                     scores_by_steps<DS_IN_REGISTERS>(ds, Smem::DS + score_stage * Smem::SCORE_TILE_BYTES),
-                     [](auto& x, const auto& a, const auto& b) { wgmma_dk(x, a, b, true); });
+    multiply_queries<DS_IN_REGISTERS>(dk, Smem::Q + q.stage * Smem::Q_TILE_BYTES, ds,
+                                      Smem::DS + score_stage * Smem::SCORE_TILE_BYTES,
+                                      [](auto& x, const auto& a, const auto& b) { wgmma_dk(x, a, b, true); });
   }
   // Of P or dS, and a tile of dO or Q.
-  template <int TILES, int FLOATS, class Scores, class Multiply>
-  __device__ __forceinline__ void multiply_queries(float (&to)[TILES][FLOATS], int tile_place, const Scores& scores,
+  template <bool IN_REGISTERS, int TILES, int FLOATS, int STEPS, class Multiply>
+  __device__ __forceinline__ void multiply_queries(float (&to)[TILES][FLOATS], int tile_place,
+                                                   const uint32_t (&registers)[STEPS][4], int score_place,
                                                    const Multiply& multiply) {
     const uint64_t of_queries = columns_descriptor(tile_place, BLOCK_M, dims * 2 * FLOATS);
+    const auto scores = scores_by_steps<IN_REGISTERS>(registers, score_place);
     wgmma_fence();
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {

@@ -54,7 +54,7 @@ MAX_SINGLE_DIM = 128
 """The largest head_dim that all tiles take."""
 MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 """The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
-larger ones go by parts to two or three warpgroups."""
+of larger ones warpgroups have parts."""
 ROW_THREADS = 256
 """Of the launches that make the terms of the queries and the rows of dQ."""
 ROW_PARTS = 4
@@ -82,13 +82,12 @@ class BackwardWgmma(Backward):
                 )
         dim, value_dim = problem.head_dim, problem.head_dim_v
         halves = dim == MAX_HEAD_DIM and value_dim % MAX_SINGLE_DIM == 0
-        single = dim <= MAX_SHARED_DIM and dim + value_dim <= MAX_SUM_OF_DIMS
-        thirds = dim == value_dim == MAX_SHARED_DIM
-        if dim > MAX_SINGLE_DIM and not (halves or single or thirds):
+        single = max(dim, value_dim) <= MAX_SHARED_DIM and dim + value_dim <= MAX_SUM_OF_DIMS
+        if needs_both(problem) and dim > MAX_SINGLE_DIM and not (halves or single):
             return (
-                f"backward_wgmma has no tile for a head_dim of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it "
-                f"takes those to {MAX_SHARED_DIM} that are {MAX_SUM_OF_DIMS} together, {MAX_SHARED_DIM} beside as "
-                f"many, and {MAX_HEAD_DIM} beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}, where warpgroups share the dims."
+                f"Beside an expression of scores, or for a bias's gradient, backward_wgmma has no tile for a head_dim "
+                f"of {dim} beside {value_dim}: above {MAX_SINGLE_DIM} it takes those to {MAX_SHARED_DIM} that are "
+                f"{MAX_SUM_OF_DIMS} together, and {MAX_HEAD_DIM} beside {MAX_SINGLE_DIM} or {MAX_HEAD_DIM}."
             )
         if reason := why_not_sliding(problem):
             return reason
@@ -399,9 +398,14 @@ def why_not_by_products(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
         return "GROUP_SHARE=products needs BLOCK_N=64 DIM_GROUPS=2 P_PLACE=registers DS_PLACE=registers."
     if genes.ORDER != "in_turn" or genes.SCHEDULE != "single":
         return "GROUP_SHARE=products needs ORDER=in_turn SCHEDULE=single."
-    if problem.own_score or "bias" in parse_grads(problem.grads):
+    if needs_both(problem):
         return "GROUP_SHARE=products takes no expression of scores, and makes no gradient of a bias."
     return None
+
+
+def needs_both(problem: AttentionProblem) -> bool:
+    """Whether the warpgroup that has a score must have its gradient."""
+    return bool(problem.own_score) or "bias" in parse_grads(problem.grads)
 
 
 def why_not_turned(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
