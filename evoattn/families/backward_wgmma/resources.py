@@ -23,7 +23,7 @@ class BackwardWgmmaGenes(Genes):
     """The parameters of backward_wgmma."""
 
     BLOCK_M: int = gene("queries per tile", (32, 48, 64, 80, 96, 128))
-    BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup; with DKV_ROWS=dims all in each", (64, 96, 128, 192))
+    BLOCK_N: int = gene("keys per block, 64 per consumer warpgroup; with DKV_ROWS=dims all in each", (64, 96, 128))
     DIM_GROUPS: int = gene(
         "warpgroups that share the same 64 keys, each with a part of the dimensions of dK and dV", (1, 2, 3)
     )
