@@ -136,10 +136,11 @@ def _again() -> Iterator[Any]:
 def _final() -> Iterator[Any]:
     """A final of two, one of whom left it, beside two peers."""
     progress, added, flushed = Progress(), [], []
+    alike = (Timing((10.0, 10.2, 10.1) * 9, {"stage": "final", "run": "a"}),)
     kept = SimpleNamespace(
         add_timing=lambda *words: added.append(words),
         add_peer=lambda study, *words: added.append(words),
-        leaderboard=lambda study, most: [_trial(2), _trial(1, us=10.01)][:most],
+        leaderboard=lambda study, most: [_trial(2, timings=alike), _trial(1, timings=alike)][:most],
     )
     recorder = object.__new__(Recorder)
     recorder._progress, recorder._storage, recorder._study = progress, kept, STUDY
@@ -175,7 +176,8 @@ def _on_devices() -> Iterator[Any]:
             fakes = {"require_device": mock.Mock(), "Worker": mock.Mock(return_value=worker)}
             with mock.patch.multiple(reproduce, **fakes):
                 found = reproduce._on_device(problem, L4, cold, _trial(), CONFIG, kernel.compiled)
-            yield found, worker.stop.call_count, fakes["Worker"].call_args.args[1][2], fakes["require_device"].called
+            required = [type(one) for one in fakes["require_device"].call_args.args]
+            yield found, worker.stop.call_count, fakes["Worker"].call_args.args[1][2], required
 
 
 def _run_again() -> Iterator[Any]:
@@ -241,6 +243,9 @@ def _counted() -> Iterator[Any]:
             found = said(lambda words=words: [*profiled.profile_trial(*words)])
         added = [[call.args[0] is study, call.args[1].peer, call.args[2]] for call in kept.add_profile.call_args_list]
         yield found, added, [f"{name} {[str(one)[:20] for one in args]}" for name, args, _ in checks.mock_calls]
+    fakes["compile_source"] = mock.Mock(side_effect=CompileError("No", "log"))
+    with mock.patch.multiple(profiled, **fakes):
+        yield said(lambda: [*profiled.profile_trial(kept, _trial(), study, None, True, count, checks.device)])
 
 
 def _machines() -> Iterator[Any]:
