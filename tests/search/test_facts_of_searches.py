@@ -159,6 +159,20 @@ def _outcomes(state: TrialState = TrialState.COMPLETE) -> Iterator[Outcome]:
         yield Outcome(3, ending, right if ending is Ending.RESULT else "It fell.", 0.5)
 
 
+def _tried() -> Iterator[Any]:
+    """The steps of a config that is not valid, that does not compile, that is wrong and that is right, on a device."""
+    right, wrong = attempt.Step("case", "Right.", True), attempt.Step("case", "Wrong.", False)
+    for reason, made, steps in itertools.product(("", "Too small."), (True, False), ([right], [right, wrong])):
+        compiled = [CompiledKernel(b"", "", INFO) if made else CompileError("No", "log")]
+        fakes = {"compile_candidate": mock.Mock(side_effect=compiled), "_on_device": lambda *_: iter(["on a device"])}
+        fakes |= {"check_on_interpreter": lambda *_, steps=steps: iter(steps), "_occupancy": lambda *_: iter(["room"])}
+        with mock.patch.multiple(attempt, **fakes):
+            filled = attempt.Filled(CONFIG, {}, "", reason)
+            for device in (True, False):
+                fakes["compile_candidate"].side_effect = compiled
+                yield [*attempt.attempt(lookup("flash_scalar"), filled, PROBLEM, L4, device)]
+
+
 def _on_devices() -> Iterator[Any]:
     """A config that is tried, and a trial again, on a device: what each end of its worker becomes."""
     kernel, problem = BuiltKernel(lookup("flash_scalar"), CONFIG, L4, CompiledKernel(b"", "", INFO)), PROBLEM
@@ -300,6 +314,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "all parameters of a family", _restricted()
     yield "again", [*_again()]
     yield "final", [*_final()]
+    yield "tried", [*_tried()]
     yield "on devices", [*_on_devices()]
     yield "run again", [*_run_again()]
     yield "recorded", [*_recorded()]
