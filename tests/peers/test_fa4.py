@@ -1,5 +1,6 @@
 """FlashAttention 4 gets what its functions take, by their names: stubs have the signatures of flash-attn-4 4.0.0b36."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
+from evoattn.peers.fa4 import find_score_mod
 from evoattn.peers.table import PeerRefused, fa4_peer, peer_call
 
 DENSE = AttentionProblem(2, 4, 2, 24, 24, 16, mask="causal_upper_left", layout="bshd")
@@ -72,6 +74,23 @@ def test_slopes_and_a_bias_are_a_function_of_the_scores(field, name):
     assert stub.got["score_mod"] == name
     (added,) = stub.got["aux_tensors"]
     assert torch.equal(added, tensors["slopes"]) if name == "add_slopes" else added.shape == (2, 4, 20, 20)
+
+
+class Held(list):
+    def store(self, vector):
+        self.append(vector[0])
+
+
+def test_what_the_functions_of_the_scores_say(monkeypatch):
+    """In Python, where the language's words do as they say."""
+    cute = SimpleNamespace(jit=lambda f: f, full_like=torch.full_like, make_rmem_tensor=lambda count, kind: Held())
+    monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(cute=cute, Int32=int, Float32=float))
+    add_slopes, add_bias = map(find_score_mod.__wrapped__, ("add_slopes", "add_bias"))
+    sizes, slopes, bias = SimpleNamespace(seqlen_q=5, seqlen_k=9), torch.tensor([2.0, 0.5]), torch.randn(2, 2, 5, 9)
+    for q, k in ((0, 0), (3, 7), (3, 8), (4, 1)):
+        place = torch.tensor([7.0]), [1], [1], [q], [k], sizes
+        assert add_slopes(*place, [slopes]).item() == 7.0 - 0.5 * abs(q + 4 - k)
+        assert add_bias(*place, [bias]).item() == 7.0 + bias[1, 1, q, k]
 
 
 def test_one_function_of_the_scores_is_all():
