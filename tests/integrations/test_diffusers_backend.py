@@ -1,5 +1,9 @@
 """diffusers' dispatcher: the function that it calls, and the name in its registry where it is there."""
 
+import enum
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -54,6 +58,19 @@ def test_a_kernel_reads_the_tensors_as_they_lie(device):
 def test_context_parallelism_is_refused():
     with pytest.raises(ValueError, match="context parallelism"):
         adapter.attend(*tensors(), _parallel_config=object())
+
+
+def test_the_registry_has_its_name_once_with_checks(monkeypatch):
+    names, kept = enum.Enum("Names", {"NATIVE": "native"}, type=str), {}
+    registry = SimpleNamespace(register=lambda name, constraints: lambda call: kept.update({name: (call, constraints)}))
+    dispatch = SimpleNamespace(AttentionBackendName=names, _AttentionBackendRegistry=registry)
+    dispatch._check_device, dispatch._check_shape = "device", "shape"
+    for module in ("diffusers", "diffusers.models"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(attention_dispatch=dispatch))
+    for _ in range(2):
+        adapter.register()
+    assert kept == {names("evoattn"): (adapter.attend, ["device", "shape"])}
+    assert [one.value for one in names] == ["native", "evoattn"]
 
 
 def test_the_engine_takes_it():
