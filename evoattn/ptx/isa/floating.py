@@ -130,17 +130,17 @@ def fused_multiply_add(binder: Binder) -> Callable[[Lanes, Lanes, Lanes, Lanes],
     """`(a, b, c, out)` for float32: the product is exact in float64 and the sum is rounded there, then to float32.
 
     The two roundings differ from one only where the float64 sum falls exactly between two float32, at most 2^-29 of the
-    cases.
+    cases. An assignment takes less than `np.copyto`, and half of some checks is these lines.
     """
     x, y = binder.scratch(np.float64, 0), binder.scratch(np.float64, 1)
 
     def run(a: Lanes, b: Lanes, c: Lanes, out: Lanes) -> None:
-        np.copyto(x, a)
-        np.copyto(y, b)
+        x[:] = a
+        y[:] = b
         np.multiply(x, y, x)
-        np.copyto(y, c)
+        y[:] = c
         np.add(x, y, x)
-        np.copyto(out, x, "same_kind")
+        out[:] = x
 
     return run
 
