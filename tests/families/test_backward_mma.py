@@ -4,10 +4,9 @@ import pytest
 
 from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_mma.resources import key_steps
-from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from tests.families.made import configs
 
 FAMILY, L4, H100 = BackwardMma(), GPUS["l4"], GPUS["h100"]
 BASE = dict(
@@ -22,8 +21,7 @@ def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **re
     return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, op="backward", **rest)
 
 
-def config(**genes) -> KernelConfig:
-    return load_space("backward_mma", L4).make_config(BASE | genes)
+config = configs("backward_mma", L4, BASE)
 
 
 LOWER, UPPER = {"mask": "causal_lower_right"}, {"mask": "causal_upper_left"}

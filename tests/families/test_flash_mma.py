@@ -2,10 +2,8 @@
 
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_mma.resources import FlashMmaGenes, registers_needed
-from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from tests.families.made import configs, problem
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = dict(
@@ -14,12 +12,7 @@ BASE = dict(
 )  # fmt: skip
 
 
-def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:
-    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
-
-
-def config(**genes) -> KernelConfig:
-    return load_space("flash_mma", L4).make_config(BASE | genes)
+config = configs("flash_mma", L4, BASE)
 
 
 REFUSED = [

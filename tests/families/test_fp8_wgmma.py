@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.families.registry import FAMILIES, load_space
+from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
+from tests.families.made import configs
 from tests.families.on_interpreter import built, judged
 
 H100, FAMILY = GPUS["h100"], FAMILIES["fp8_wgmma"]
@@ -29,8 +30,7 @@ NARROW = "forward_of_bf16"
 ROUNDED = f"B=1 H=2 Hkv=1 Sq=70 Sk=133 D=64 e4m3 scales=head lse op={NARROW}"
 
 
-def config(**genes):
-    return load_space("fp8_wgmma", H100).make_config(BASE | genes)
+config = configs("fp8_wgmma", H100, BASE)
 
 
 def reason(genes, text, kind, *edits):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from evoattn.families.registry import FAMILIES, load_space
+from evoattn.families.registry import FAMILIES
 from tests.families.latent import H100, NARROW
+from tests.families.made import configs
 from tests.families.on_interpreter import built, small_faults
 
 EIGHT = NARROW.with_(shared_kv=False, rotary_apart=True, kv="e4m3", scales="columns")
@@ -11,8 +12,7 @@ FAMILY = FAMILIES["latent_columns"]
 BASE = dict(BLOCK_M=16, QUERIES=1, BLOCK_N=64, STAGES=2)
 
 
-def config(**genes):
-    return load_space("latent_columns", H100).make_config(BASE | genes)
+config = configs("latent_columns", H100, BASE)
 
 
 REFUSED_OF = [

@@ -14,6 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
+from tests.families.made import configs
 from tests.families.on_interpreter import built
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
@@ -29,8 +30,7 @@ def problem(seqlen_q=1, seqlen_k=1024, head_dim=64, heads=8, kv_heads=2, batch=1
     return AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
 
 
-def config(**genes) -> KernelConfig:
-    return load_space("split_kv", L4).make_config(BASE | genes)
+config = configs("split_kv", L4, BASE)
 
 
 def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:

@@ -8,6 +8,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
+from tests.families.made import configs, problem
 from tests.families.on_interpreter import built
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
@@ -22,12 +23,7 @@ EARLY = {"DEPENDENT_LAUNCH": "early"}
 WGMMA = TILES | {"PRODUCT": "wgmma", "BLOCK_M": 64, "WARPS_M": 4, "PV_BLOCK_M": 64, "PV_BLOCK_K": 64, "PV_WARPS": 4}
 
 
-def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:
-    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
-
-
-def config(**genes) -> KernelConfig:
-    return load_space("three_kernel", H100).make_config(BASE | genes)
+config = configs("three_kernel", H100, BASE)
 
 
 def kernel(p: AttentionProblem, c: KernelConfig, *edits, machine_code: bool = False):
