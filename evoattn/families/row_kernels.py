@@ -27,9 +27,9 @@ class RowGenes(Genes):
         lanes = min(WARP, 1 << max(0, vectors - 1).bit_length())
         return lanes, math.ceil(vectors / lanes) * self.VECTOR_WIDTH
 
-    def why_idle(self, lanes: int, least: int = WARP) -> str | None:
-        """One sentence if more than `least` threads have fewer rows than they could take, else None."""
-        if self.BLOCK_M * lanes < self.THREADS and least < self.THREADS:
+    def why_idle(self, lanes: int) -> str | None:
+        """One sentence if more than a warp's threads have fewer rows than they could take, else None."""
+        if self.BLOCK_M * lanes < self.THREADS and self.THREADS > WARP:
             return f"THREADS={self.THREADS} are more than the {self.BLOCK_M} rows of a block have work for."
         return None
 
