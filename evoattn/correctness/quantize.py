@@ -55,8 +55,11 @@ def _values(
     elif kind == "extremes":
         info = torch.finfo(dtype)
         most = info.max / 4 if problem.op == SMOOTH else info.max  # a difference is a number, too
-        sizes = torch.tensor([most, info.smallest_normal * info.eps, info.tiny], device=device)
+        least = info.tiny if problem.op == SMOOTH else info.smallest_normal * info.eps
+        sizes = torch.tensor([most, least, info.tiny], device=device)
         values = torch.where(values > 0, 1.0, -1.0) * sizes[turn % 3]
+        if problem.op == SMOOTH:  # else many less their mean lie halfway between two numbers
+            values *= 1 - torch.rand(values.shape, generator=generator, device=device) / 8
         values[:, :, 1::2, 1::2] /= 3
     elif kind == "outliers":
         values[..., dim // 3] += 30

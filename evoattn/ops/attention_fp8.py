@@ -70,7 +70,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     negative; left out, 1. Those of 128 rows go with e4m3; kernels take 0.95 to 1.05 of the time of those of heads.
     Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
     head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given. A kernel
-    of Hopper rounds query itself, with a scale for each 16 rows of a head.
+    of Hopper rounds query itself, with a scale for each 16 rows of a head. That is faster than `evoattn.attention` from
+    some 4,096 keys on (0.89 of its time, 24 problems), at head_dim 256 from 2,048; below it takes longer (1.17 times in
+    the mean, 1.81 at worst, 20 problems; an H200, 2026-11-28).
     `smooth_k` takes the mean of the keys of a head from them first, as SageAttention does: outlier channels then cost
     less of the range. The answer is the same, since all scores of a query change alike, and the log-sum-exp is
     corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is

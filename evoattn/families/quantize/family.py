@@ -154,7 +154,9 @@ class Quantize(RowKernels):
                 loaded_bytes=problem.element_bytes * elements + written, waits=300.0 + 1.5 * genes.THREADS,
             )  # fmt: skip
             stats = 12.0 * problem.head_dim if problem.op == SMOOTH else 4.0
-            ends = Step(loaded_bytes=stats * (parts * _heads_of_scale(problem) if written else 1), waits=900.0)
+            read = parts * _heads_of_scale(problem) if written else 1
+            # With a mean a thread reads a column's parts one after another.
+            ends = Step(loaded_bytes=stats * read, waits=900.0 + (150.0 * read if problem.op == SMOOTH else 0.0))
             made.append(
                 LaunchWork(
                     kernel, blocks, genes.THREADS, genes.THREADS // WARP, 0, registers or 32 + rows * columns // 2,
