@@ -83,7 +83,7 @@ def load_checked(
 def _apart() -> Iterator[None]:
     """A block of a check, whatever the caller has set. By one thread of the CPU: where others compute, several wait for
     each other."""
-    with _ONE_THREAD, torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with _ONE_THREAD, torch.device("cpu"), torch.no_grad(), torch.autocast("cpu", enabled=False):
         count = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

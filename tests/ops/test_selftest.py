@@ -106,6 +106,14 @@ def test_a_check_that_passed_is_not_repeated(device, tmp_path):
     assert len(device.launches) == 1
 
 
+def test_a_check_leaves_the_caller_s_settings_and_heeds_none(device):
+    count = torch.get_num_threads()
+    q, k, v = tensors()
+    with torch.device("meta"):
+        answer = attention(q, k, v, enable_gqa=True, strict=True)
+    assert near(answer, reference(q, k, v)) and torch.get_num_threads() == count
+
+
 def test_a_check_that_breaks_off_leaves_no_kernel_in_use(device):
     def run_out(index):
         if device.launches:
