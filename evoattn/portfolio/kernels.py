@@ -193,6 +193,6 @@ def save(path: Path, found: KernelList) -> None:
     """Write the file, a kernel a line. Raises `OSError`."""
     head = to_row(found)
     rows = head.pop("kernels")
-    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    lines = [f" {json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in head.items()]
     kernels = ",\n".join(json.dumps(row) for row in rows)
     path.write_text("{\n" + ",\n".join(lines) + ',\n "kernels": [\n' + kernels + "\n]\n}\n", encoding="utf-8")
