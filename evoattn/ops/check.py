@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from evoattn.backends.cache_folder import mark_used, read_own, write_whole
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.loaded import KernelBackend, LoadedKernel
 from evoattn.backends.platform import Platform
+from evoattn.model import forks
 from evoattn.model.space import KernelConfig
 from evoattn.ops.choice import Choice
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CASES = ("ragged", "ragged, strided, Sq > Sk")
 """Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
 SEED = 20
-_ONE_THREAD = threading.Lock()
+_ONE_THREAD = forks.Lock()
 
 
 def _place(cubin: Cubin, machine: str, folder: Path) -> Path:

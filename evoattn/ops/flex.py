@@ -107,8 +107,9 @@ def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple
         found = _traced(both, key, captured)
         may_change = family != key and isinstance(_traced(general, family, inner), Said)
         if may_change and isinstance(found, Said) and not found.is_named:
-            found = _known[key] = replace(found, folds=True)
-            _values[family] = _values.get(family, 0) + 1
+            found, _values[family] = replace(found, folds=True), _values.get(family, 0) + 1
+            if key in _known:  # else it has a tensor that the key does not know
+                _known[key] = found
     if found is None:
         found = _traced(both, None, captured)
     return found if isinstance(found, str) else (found, captured)
@@ -518,7 +519,7 @@ def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
     """A function, or what one captures, with a tensor of one number in place of each number that is captured; of any
     number unless `filled`, so that nothing runs on the device. Nothing waits for it."""
     kind, made_of = type(value), functools.partial(with_tensors, device=device, filled=filled)
-    if kind is int or (kind is float and math.isfinite(value)):  # what hides keys is none that changes
+    if (kind is int and abs(value) < 1 << 63) or (kind is float and math.isfinite(value)):  # inf hides, and stays so
         dtype = torch.float32 if kind is float else torch.int32 if abs(value) <= LARGEST_INT else torch.int64
         with torch.inference_mode(False):
             number = torch.empty((), dtype=dtype, device=device)

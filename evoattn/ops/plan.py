@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
@@ -314,6 +315,8 @@ class Kernels:
         """Of loaded kernels, what they were chosen as."""
         self._beside: threading.Thread | None = None
         """What compiles while others run."""
+        self._waits = False
+        """Whether something was not begun because of that."""
         self._cases: dict[tuple[int, KernelKey], list[Case]] = {}
         """Of kernels that were made ready so: what they are to be checked with, nothing where they were."""
         self._folded: dict[tuple[object, ...], bool] = {}
@@ -363,7 +366,7 @@ class Kernels:
             return choice
         others = [
             other
-            for (at, of), other in self._chosen.items()
+            for (at, of), other in list(self._chosen.items())  # another thread may be loading one
             if at == index
             and of[2:] == choice.key[2:]
             and not self._failure((at, of))
@@ -394,13 +397,18 @@ class Kernels:
         return recorded_check(cubin, self._platform.identity(index), self._folder) is not None
 
     def beside(self, work: Callable[[], None]) -> bool:
-        """Do this beside calls; whether it began, as it does not where something is done there."""
+        """Do this beside calls; whether it began, as it does not where something is done there: calls are decided anew
+        behind that, and ask again."""
         if self._beside is not None and self._beside.is_alive():
+            self._waits = True
             return False
+        self._waits = False
 
         def behind() -> None:
             time.sleep(BEHIND_SECONDS)
             work()
+            if self._waits:
+                self._lost()
 
         self._beside = threading.Thread(target=behind, name="evoattn compiles")
         self._beside.start()
@@ -427,10 +435,11 @@ class Kernels:
             return False
 
         def fold() -> None:
-            found, index = choices(), call.query.get_device()
-            for choice in () if isinstance(found, Refusal) else found:
-                if isinstance(choice, Choice):
-                    self.make_ready(choice, index)
+            with contextlib.suppress(Exception):  # the next such call chooses itself, and raises it there
+                found, index = choices(), call.query.get_device()
+                for choice in () if isinstance(found, Refusal) else found:
+                    if isinstance(choice, Choice):
+                        self.make_ready(choice, index)
             self._folded[known] = True
 
         if self._platform.capturing():

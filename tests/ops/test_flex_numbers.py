@@ -1,0 +1,95 @@
+"""Numbers that FlexAttention's functions capture, and the kernels that are made ready for them beside calls."""
+
+import threading
+
+import pytest
+import torch
+
+import evoattn
+from evoattn.model.space import KernelConfig
+from evoattn.ops import flex
+from evoattn.ops.runtime import Runtime, current
+from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
+from tests.ops.test_flex_mods import by_torch
+
+CPU = torch.device("cpu")
+
+
+def scaled(by):
+    return lambda s, b, h, i, j: s * by + i % 3
+
+
+def answers(q, k, v, score_mod):
+    return near(evoattn.flex_attention(q, k, v, score_mod), by_torch(flex.Call(q, k, v), score_mod, None)[0])
+
+
+def test_without_a_device_torch_answers(tmp_path):
+    with current.use(Runtime(None, wgmma_pick, tmp_path)):
+        for by in (2, 2, 0.5, 7):
+            assert answers(*tensors(1, 2, 2, 20, 30), scaled(by))
+
+
+@pytest.mark.parametrize("by", [1 << 63, -(1 << 70)])
+def test_a_number_beyond_all_whole_ones_is_no_tensor(by):
+    flex.said_by((scaled(by), None), CPU, True)
+    assert flex.with_tensors(by, CPU) == by
+
+
+def test_what_has_a_tensor_that_its_key_does_not_know_is_traced_anew():
+    table = torch.zeros(8)
+    table.grad = torch.ones(8)
+
+    def with_grad(by):
+        return lambda s, b, h, i, j: s * by + table.grad[h]
+
+    for by in (2, 2, 3, 3):
+        said, captured = flex.said_by((with_grad(by), None), CPU)
+        tables = said.traced.tables(captured).values()
+        assert any(one.data_ptr() == table.grad.data_ptr() for one in tables)
+
+
+def test_an_error_beside_calls_is_raised_by_the_next_one(device, monkeypatch):
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    runtime, choice, broken = current.runtime(), Runtime.choice, []
+
+    def chosen(self, call, contends=False):
+        if call.score is not None and "t0" not in call.score.text:
+            broken.append(call)
+            raise OSError("no file")
+        return choice(self, call, contends)
+
+    monkeypatch.setattr(Runtime, "choice", chosen)
+    for _ in range(2):
+        assert answers(q, k, v, scaled(2))
+        runtime.settle()
+    assert broken
+    with pytest.raises(OSError, match="no file"):
+        evoattn.flex_attention(q, k, v, scaled(2))
+
+
+def test_what_found_no_room_beside_calls_is_asked_for_again(tmp_path):
+    """A kernel whose compiler fails frees the room, and what waits for it comes next."""
+    device, may, built = FakeDevice(), threading.Event(), []
+
+    def pick(problem, gpu):
+        genes = wgmma_pick(problem, gpu).config.params | {"BLOCK_N": 80}
+        return Pick("flash_wgmma", KernelConfig("flash_wgmma", genes))
+
+    def failing(family, problem, config, gpu, folder):
+        built.append((problem.score, config["BLOCK_N"]))
+        if config["BLOCK_N"] == 80 and "2" in problem.score:
+            assert may.wait(20)
+            raise OSError("no compiler")
+        return build(family, problem, config, gpu, folder)
+
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    both = (lambda s, b, h, i, j: s + i % 2), (lambda s, b, h, i, j: s + i % 3)
+    with current.use(Runtime(device, pick, tmp_path, build=failing)) as runtime:
+        for score_mod in both:
+            assert answers(q, k, v, score_mod)
+        may.set()
+        runtime.settle()
+        assert [block for score, block in built if "3" in score] == [64]
+        assert answers(q, k, v, both[1])
+        runtime.settle()
+    assert [block for score, block in built if "3" in score] == [64, 80]
