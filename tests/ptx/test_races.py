@@ -131,6 +131,15 @@ extern "C" __global__ void k(int* out) {{ __shared__ int flag; flag = {value}; _
     assert "different value" in run_cuda(source.format(value="threadIdx.x"), out).faults[0]
 
 
+@pytest.mark.parametrize(("second", "races"), [("t == 0", False), ("t == 1", True), ("t < 2", True), ("t > 0", True)])
+def test_a_write_by_one_thread_races_with_that_of_another_behind_it(second, races):
+    """Whether the first of them writes again or not."""
+    source = f"""
+extern "C" __global__ void k(int* out) {{ volatile __shared__ int flag; int t = threadIdx.x;
+  if (t == 0) flag = 1; if ({second}) flag = 2; __syncthreads(); out[t] = flag; }}"""
+    assert bool(run_cuda(source, np.zeros(64, np.int32), threads=64).faults) == races
+
+
 def test_memory_reused_for_another_purpose_after_a_barrier():
     source = """
 extern "C" __global__ void k(int* out, const int* in) {{

@@ -239,9 +239,14 @@ class SharedRaces:
         order = np.argsort(accesses.granules[at], kind="stable")
         at, entry = at[order], entry[order]
         granules, actors = accesses.granules[at], accesses.actors[at]
-        racing = (granules[1:] == granules[:-1]) & (actors[1:] != actors[:-1]) & (entry[1:] != entry[:-1])
-        others = dict(zip(at[1:][racing].tolist(), actors[:-1][racing].tolist()))
-        for index in accesses.first_of_each(np.sort(at[1:][racing])):
+        begins = np.flatnonzero(np.r_[True, granules[1:] != granules[:-1]])
+        others: dict[int, int] = {}
+        # Where no two neighbours race, all later actors are the first one, and other actors' race with its later ones.
+        for before in (np.r_[0, : len(at) - 1], np.repeat(begins, np.diff(np.r_[begins, len(at)]))):
+            racing = granules == granules[before]
+            racing &= (actors != actors[before]) & (entry != entry[before])
+            others |= dict(zip(at[racing].tolist(), actors[before][racing].tolist()))
+        for index in accesses.first_of_each(np.sort(np.fromiter(others, np.int64))):
             self._tell(accesses, index, f"what {self.actors.name(others[index])} wrote")
 
     def _tell(self, accesses: Accesses, at: int, what: str) -> None:
