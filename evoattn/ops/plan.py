@@ -434,9 +434,11 @@ class Kernels:
         if torch.are_deterministic_algorithms_enabled() or is_promised(call.batch_invariant):
             return False
 
+        asked, index = [choices], call.query.get_device()
+
         def fold() -> None:
             with contextlib.suppress(Exception):  # the next such call chooses itself, and raises it there
-                found, index = choices(), call.query.get_device()
+                found = asked.pop()()  # and with it the call's tensors go, before a compiler works
                 for choice in () if isinstance(found, Refusal) else found:
                     if isinstance(choice, Choice):
                         self.make_ready(choice, index)

@@ -1,6 +1,7 @@
 """Numbers that FlexAttention's functions capture, and the kernels that are made ready for them beside calls."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -93,3 +94,24 @@ def test_what_found_no_room_beside_calls_is_asked_for_again(tmp_path):
         assert answers(q, k, v, both[1])
         runtime.settle()
     assert [block for score, block in built if "3" in score] == [64, 80]
+
+
+def test_tensors_of_a_call_are_not_kept_while_a_compiler_works(tmp_path):
+    began, may = threading.Event(), threading.Event()
+
+    def slow(family, problem, config, gpu, folder):
+        if not problem.tables:
+            began.set()
+            assert may.wait(20)
+        return build(family, problem, config, gpu, folder)
+
+    with current.use(Runtime(FakeDevice(), wgmma_pick, tmp_path, build=slow)) as runtime:
+        for _ in range(2):
+            q, k, v = tensors(1, 2, 2, 20, 30)
+            evoattn.flex_attention(q, k, v, scaled(2))
+        kept = weakref.ref(q)
+        assert began.wait(20)
+        del q
+        assert kept() is None
+        may.set()
+        runtime.settle()
