@@ -1,6 +1,8 @@
 """The kernel that quantises: right in all that it makes, wrong with a line of it changed, and NaN where there is no
 number."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ BARRIER = (
     "__syncthreads();\n#pragma unroll\n        for (int c = 0; c < CHUNKS; c++)\n#pragma unroll\n          for (int e"
 )
 PAIR = "op=quantize_kv kv=e4m3 scales=block turned"
+E4M3 = torch.float8_e4m3fn
 
 
 def kernel(shape, gpu="h100", *edits, **genes):
@@ -91,17 +94,29 @@ def test_rows_of_a_block_fit_the_registers_of_its_threads(shape, threads):
         assert ("registers of rows" if few < threads else "None") in why
 
 
-@pytest.mark.parametrize("kv", ["e4m3", "int8"])
-def test_nan_and_infinities_are_nan_and_count_for_no_scale(kv):
-    made, problem = kernel(f"D=64 bf16 op=quantize kv={kv} scales=head", "l4")
-    x = torch.randn(problem.shape("q"), generator=torch.Generator().manual_seed(4)).bfloat16()
-    x[0, 0, 3, 5], x[0, 1, 7, 9], x[0, 1, 40, 63] = torch.nan, torch.inf, -torch.inf
-    dtype = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}[kv]
-    numbers, scale = torch.zeros(x.shape, dtype=dtype), torch.zeros(1, 2)
-    buffers = {"x": x.flatten(), "numbers": numbers.flatten(), "scale": scale.flatten()}
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        (HEAD, Wanted(E4M3, "head", 2)),
+        ("op=quantize kv=int8 scales=head", Wanted(torch.int8, "head", 2)),
+        ("op=quantize kv=e4m3 scales=token", Wanted(E4M3, "token", 2)),
+        (SMOOTH, Wanted(E4M3, "head", 2, smooth=True)),
+        (f"Dv=32 {PAIR}", Wanted(E4M3, "block", 2)),
+    ],
+)
+def test_nan_and_infinities_are_nan_and_count_for_no_scale(shape, wanted):
+    made, problem = kernel(f"D=64 bf16 {shape}", "l4", **(OF_BLOCKS if PAIR in shape else {}))
+    given = [torch.randn(x.shape, generator=torch.Generator().manual_seed(4)).bfloat16() for x in problem.inputs]
+    for x in given:
+        x[0, 0, 3, 5], x[0, 1, 7, 9], x[0, 1, 40], x[0, 1, 2, 31] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    made_of = {one.name: torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in problem.outputs}
+    buffers = {one.name: x.flatten() for one, x in zip(problem.inputs, given, strict=True)}
+    buffers |= {name: one.view(-1) for name, one in made_of.items()}
     buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in made.workspace(problem).items()}
     assert not InterpreterBackend().run(made.compiled, made.launches(problem), buffers)
-    right = quantize_by_torch(x, Wanted(dtype, "head", 2))
-    assert torch.equal(scale, right.scale) and scale.isfinite().all()
-    assert torch.equal(numbers.float().nan_to_num(999), right.numbers.float().nan_to_num(999))
-    assert int(numbers.float().isnan().sum()) == (3 if kv == "e4m3" else 0)
+    for x, of in zip(given, ("", "v_"), strict=False):
+        right = quantize_by_torch(x, replace(wanted, turned=of == "v_"))
+        numbers, scale = made_of[f"{of}numbers"].float(), made_of[f"{of}scale"]
+        assert torch.equal(scale, right.scale) and scale.isfinite().all()
+        assert torch.equal(numbers.nan_to_num(999), right.numbers.float().nan_to_num(999))
+        assert int(numbers.isnan().sum()) == (0 if wanted.dtype == torch.int8 else 3 + x.shape[-1])
