@@ -91,7 +91,7 @@ def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple
     no kernel is compiled for each."""
     captured: list[Tensor] = []
     if in_general and _key_of(both, []) is not None:
-        general = with_tensors(both[0], device), with_tensors(both[1], device)
+        general = _in_general(both, device, True)
         said = _traced(general, _key_of(general, captured), captured)
         if not isinstance(said, str):
             return said, captured
@@ -100,7 +100,7 @@ def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple
     found = None if key is None else _known.get(key)
     if found is None and key is not None:
         inner: list[Tensor] = []
-        general = with_tensors(both[0], device, False), with_tensors(both[1], device, False)
+        general = _in_general(both, device, False)
         family = _key_of(general, inner)
         if family != key and _values.get(family, 0) >= MOST_VALUES:
             return said_by(both, device, True)
@@ -113,6 +113,13 @@ def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple
     if found is None:
         found = _traced(both, None, captured)
     return found if isinstance(found, str) else (found, captured)
+
+
+def _in_general(both: Mods, device: torch.device, filled: bool) -> Mods:
+    """`with_tensors` of both, or both as they are where a tensor would not do as a number does."""
+    with contextlib.suppress(mods.Untraceable):
+        return with_tensors(both[0], device, filled), with_tensors(both[1], device, filled)
+    return both
 
 
 def _key_of(both: Mods, captured: list[Tensor]) -> Hashable | None:
@@ -496,8 +503,6 @@ def flex(on: bool = True) -> Iterator[None]:
 
 
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-LIBRARIES = frozenset(("torch", "math", "operator", "builtins", "functools", "attn_gym"))
-"""Their functions and modules stay as they are, but for what their closures hold."""
 LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, type)
 """Kinds of what is never freed there."""
 DEEPEST = 12
@@ -517,7 +522,7 @@ def key_of(function: Callable[..., Any], captured: list[Tensor]) -> Hashable | N
 
 def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
     """A function, or what one captures, with a tensor of one number in place of each number that is captured; of any
-    number unless `filled`, so that nothing runs on the device. Nothing waits for it."""
+    number unless `filled`, so that nothing runs on the device. Nothing waits for it. Raises `mods.Untraceable`."""
     kind, made_of = type(value), functools.partial(with_tensors, device=device, filled=filled)
     if (kind is int and abs(value) < 1 << 63) or (kind is float and math.isfinite(value)):  # inf hides, and stays so
         dtype = torch.float32 if kind is float else torch.int32 if abs(value) <= LARGEST_INT else torch.int64
@@ -529,20 +534,16 @@ def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
     if kind is functools.partial:
         keywords = {name: made_of(one) for name, one in value.keywords.items()}
         return functools.partial(made_of(value.func), *made_of(value.args), **keywords)
-    if kind is not types.FunctionType or _is_library(value):
+    if kind is not types.FunctionType or mods.is_library(value):
         return value
+    mods.require_no_kinds(value.__code__)
     cells = tuple(types.CellType(made_of(cell.cell_contents)) for cell in value.__closure__ or ())
-    names = value.__globals__
-    seen = {name: made_of(one) for name, one in _globals(value.__code__, names).items()}
+    seen = {name: made_of(one) for name, one in _globals(value.__code__, value.__globals__).items()}
     given = value.__defaults__ and made_of(value.__defaults__)
-    made = types.FunctionType(value.__code__, names | seen, value.__name__, given, cells)
+    made = types.FunctionType(value.__code__, value.__globals__ | seen, value.__name__, given, cells)
     made.__kwdefaults__ = {name: made_of(one) for name, one in (value.__kwdefaults__ or {}).items()}
     made.__module__ = value.__module__
     return made
-
-
-def _is_library(function: types.FunctionType) -> bool:
-    return bool(function.__module__) and function.__module__.partition(".")[0] in LIBRARIES
 
 
 def _key(value: Any, captured: list[Tensor], depth: int) -> Hashable:
@@ -567,10 +568,10 @@ def _key(value: Any, captured: list[Tensor], depth: int) -> Hashable:
     if kind is functools.partial:
         given = tuple(value.args), tuple(sorted(value.keywords.items()))
         return kind, _key(value.func, captured, depth + 1), _key(given, captured, depth + 1)
-    if kind is types.ModuleType and value.__name__.partition(".")[0] in LIBRARIES:
+    if kind is types.ModuleType and value.__name__.partition(".")[0] in mods.LIBRARIES:
         return kind, value.__name__
     home = (getattr(value, "__module__", None) or "builtins").partition(".")[0]
-    if home in LIBRARIES and (kind in LASTING or isinstance(value, torch._ops.OpOverloadPacket)):
+    if home in mods.LIBRARIES and (kind in LASTING or isinstance(value, torch._ops.OpOverloadPacket)):
         return kind, id(value)
     raise _Opaque
 
@@ -582,12 +583,11 @@ def _function(function: types.FunctionType, captured: list[Tensor], depth: int) 
             cells.append(_key(cell.cell_contents, captured, depth + 1))
         except ValueError:  # not set yet
             raise _Opaque from None
-    if _is_library(function):
+    if mods.is_library(function):
         return function.__code__, *cells
     given = function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items()))
-    seen = [
-        _key(one, captured, depth + 1) for one in (*given, *_globals(function.__code__, function.__globals__).values())
-    ]
+    names = _globals(function.__code__, function.__globals__).values()
+    seen = [_key(one, captured, depth + 1) for one in (*given, *names)]
     return function.__code__, *cells, *seen
 
 

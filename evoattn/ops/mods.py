@@ -7,6 +7,7 @@ What cannot be said so raises `Untraceable`, and torch's FlexAttention runs in i
 
 import contextlib
 import math
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -346,6 +347,10 @@ RULES: dict[str, Callable[..., Tree]] = {
     "aten::squeeze": _same,
 }
 """Tree by tree, of torch's operators; of numbers and other arguments as torch gives them."""
+LIBRARIES = frozenset(("torch", "math", "operator", "builtins", "functools", "attn_gym"))
+"""Their functions and modules stay as they are, but for what their closures hold."""
+KINDS = frozenset(("isinstance", "type", "str", "repr", "format", "getattr", "hasattr"))
+"""What may tell a number from a tensor of it, and raises nothing."""
 _VIEWS = "view select slice expand permute transpose t squeeze unsqueeze alias detach as_strided unbind"
 VIEWS = {f"aten::{name}" for name in _VIEWS.split(" ")}
 """Of a captured tensor: parts of the same memory."""
@@ -534,6 +539,20 @@ class _Subscripts(TorchFunctionMode):
             tensor, subscript = args
             return self._recorder.subscripted(tensor, subscript, func)
         return func(*args, **(kwargs or {}))
+
+
+def is_library(function: types.FunctionType) -> bool:
+    """Whether a function is one of `LIBRARIES`."""
+    return bool(function.__module__) and function.__module__.partition(".")[0] in LIBRARIES
+
+
+def require_no_kinds(code: types.CodeType) -> None:
+    """Raises `Untraceable` for code that may ask of which kind a number is."""
+    if not KINDS.isdisjoint(code.co_names):
+        raise Untraceable("it may ask of which kind a number is")
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            require_no_kinds(one)
 
 
 def _holds(one: Tensor, part: Tensor) -> bool:

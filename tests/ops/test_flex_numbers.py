@@ -1,5 +1,6 @@
 """Numbers that FlexAttention's functions capture, and the kernels that are made ready for them beside calls."""
 
+import functools
 import threading
 import weakref
 
@@ -47,6 +48,25 @@ def test_what_has_a_tensor_that_its_key_does_not_know_is_traced_anew():
         said, captured = flex.said_by((with_grad(by), None), CPU)
         tables = said.traced.tables(captured).values()
         assert any(one.data_ptr() == table.grad.data_ptr() for one in tables)
+
+
+def _doubled(size):
+    return 2 * size if isinstance(size, int) else 1
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda a: lambda s, b, h, i, j: s * a if isinstance(a, int) else s,
+        lambda a: lambda s, b, h, i, j: s * _doubled(a),
+        lambda a: functools.partial(lambda size, s, b, h, i, j: s * len(str(size)), a),
+    ],
+)
+def test_what_asks_of_which_kind_a_number_is_has_it_as_a_constant(device, by):
+    """As of which a tensor of it would be another, without an error."""
+    for number in (3, 3, 40, 500):
+        assert answers(*tensors(1, 2, 2, 20, 30), by(number))
+        current.runtime().settle()
 
 
 def test_an_error_beside_calls_is_raised_by_the_next_one(device, monkeypatch):
