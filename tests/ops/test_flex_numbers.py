@@ -25,10 +25,14 @@ def answers(q, k, v, score_mod):
     return near(evoattn.flex_attention(q, k, v, score_mod), by_torch(flex.Call(q, k, v), score_mod, None)[0])
 
 
-def test_without_a_device_torch_answers(tmp_path):
+def test_without_a_device_torch_is_asked(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(flex, "TORCH", lambda *given, **words: asked.append(given[3]))
+    made = [scaled(by) for by in (2, 2, 0.5, 7)]
     with current.use(Runtime(None, wgmma_pick, tmp_path)):
-        for by in (2, 2, 0.5, 7):
-            assert answers(*tensors(1, 2, 2, 20, 30), scaled(by))
+        for score_mod in made:
+            evoattn.flex_attention(*tensors(1, 2, 2, 20, 30), score_mod)
+    assert asked == made
 
 
 @pytest.mark.parametrize("by", [1 << 63, -(1 << 70)])
