@@ -16,7 +16,6 @@ from evoattn.backends.cache_folder import mark_used, read_own, write_whole
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.loaded import KernelBackend, LoadedKernel
 from evoattn.backends.platform import Platform
-from evoattn.model import forks
 from evoattn.model.space import KernelConfig
 from evoattn.ops.choice import Choice
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 CASES = ("ragged", "ragged, strided, Sq > Sk")
 """Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
 SEED = 20
-_ONE_THREAD = forks.Lock()
 
 
 def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
@@ -81,15 +79,10 @@ def load_checked(
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """A block of a check, whatever the caller has set. By one thread of the CPU: where others compute, several wait for
-    each other."""
-    with _ONE_THREAD, torch.device("cpu"), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        count = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(count)
+    """A block of a check, whatever the caller has set. The number of CPU threads stays the caller's: torch gives each
+    thread of the process the number that was set when it first computes."""
+    with torch.device("cpu"), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
 
 
 def cases_of(choice: Choice) -> list[Case]:

@@ -2,6 +2,7 @@
 // has them. In PARTIAL blocks a key is seen if the mask and a predicate show it, in FULL ones in any case. Tiles of
 // rows and of keys are parts of a block. Where many heads share a costly predicate, a launch of its own asks it once
 // (`pack_mask`), and the heads read its answers, a bit each.
+#include "device/mask.cuh"
 #include "device/ptx/element.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/warp.cuh"
