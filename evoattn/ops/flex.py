@@ -522,12 +522,12 @@ def key_of(function: Callable[..., Any], captured: list[Tensor]) -> Hashable | N
 
 def with_tensors(value: Any, device: torch.device, filled: bool = True) -> Any:
     """A function, or what one captures, with a tensor of one number in place of each number that is captured; of any
-    number unless `filled`, so that nothing runs on the device. Nothing waits for it. Raises `mods.Untraceable`."""
+    number unless `filled`, so that nothing runs on the device. Whole ones whose square is no int stay, as Python
+    multiplies them without a limit. Nothing waits for it. Raises `mods.Untraceable`."""
     kind, made_of = type(value), functools.partial(with_tensors, device=device, filled=filled)
-    if (kind is int and abs(value) < 1 << 63) or (kind is float and math.isfinite(value)):  # inf hides, and stays so
-        dtype = torch.float32 if kind is float else torch.int32 if abs(value) <= LARGEST_INT else torch.int64
+    if (kind is int and value * value <= LARGEST_INT) or (kind is float and math.isfinite(value)):  # inf hides
         with torch.inference_mode(False):
-            number = torch.empty((), dtype=dtype, device=device)
+            number = torch.empty((), dtype=torch.float32 if kind is float else torch.int32, device=device)
             return number.fill_(value) if filled else number
     if kind in (tuple, list):
         return kind(made_of(one) for one in value)

@@ -35,6 +35,13 @@ def test_without_a_device_torch_is_asked(tmp_path, monkeypatch):
     assert asked == made
 
 
+def test_products_of_numbers_have_no_limit(device):
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    for a in (1 << 16, 3 << 16, 5 << 16):
+        assert answers(q, k, v, lambda s, b, h, i, j, a=a: torch.where(i * 30 + j < a * 65536, s, -s))
+        current.runtime().settle()
+
+
 @pytest.mark.parametrize("by", [1 << 63, -(1 << 70)])
 def test_a_number_beyond_all_whole_ones_is_no_tensor(by):
     flex.said_by((scaled(by), None), CPU, True)
