@@ -42,12 +42,9 @@ def _why_not(problem: Any) -> str:
 
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
-    names = ("x", "k"), ("v", "v")
-    if problem.op != PAIR:
-        names = (("x", "q"),)  # type: ignore[assignment]
-    return tuple(
-        TensorSpec(name, problem.shape(as_), problem.strides(as_), problem.element.torch) for name, as_ in names
-    )
+    lies_as = {"x": "k", "v": "v"} if problem.op == PAIR else {"x": "q"}
+    dtype = problem.element.torch
+    return tuple(TensorSpec(name, problem.shape(one), problem.strides(one), dtype) for name, one in lies_as.items())
 
 
 def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
