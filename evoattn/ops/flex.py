@@ -79,6 +79,7 @@ class Said:
 _known: dict[Hashable, Said | str] = {}
 _values: dict[Hashable, int] = {}
 """How many values of their numbers functions had that differ in these alone."""
+_numbers: dict[tuple[int, torch.device], Tensor] = {}
 _lock = forks.Lock()
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
 """`score_mod` and `mask_mod`."""
@@ -186,16 +187,15 @@ def _of_lengths(
 
 
 def _of_number(number: int, device: torch.device) -> Tensor:
-    """A tensor of it, kept but in a capture. Nothing waits for the device but the first copy."""
+    """A tensor of it. Nothing waits for the device but the first copy, and graphs that read a kept one enqueue nothing:
+    so none that is kept is ever freed."""
+    if (kept := _numbers.get((number, device))) is not None:
+        return kept
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.full((1,), number, dtype=torch.int32, device=device)
-    return _kept_number(number, device)
-
-
-@functools.lru_cache(MOST_TRACED)
-def _kept_number(number: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.tensor([number], dtype=torch.int32, device=device)
+        made = torch.tensor([number], dtype=torch.int32, device=device)
+    return _numbers.setdefault((number, device), made) if len(_numbers) < MOST_TRACED else made
 
 
 def calls(

@@ -67,45 +67,94 @@ __device__ __forceinline__ Range inside(Range index, int size, bool wraps) {
   return {inside(index.low, size), inside(index.high, size)};
 }
 
-// Elements of a table along one of its dimensions.
+// Elements of a table along one or two of its dimensions.
 struct Line {
   int64_t first = 0, step = 0;
-  int count = 1;  // 0: along several
+  int count = 1;  // 0: along more
+  int64_t far = 0;
+  int rows = 1;  // of `count` elements each, `far` from one to the next
   // One dimension more, of that size.
   __device__ __forceinline__ Line of(Range index, int size) const {
     const int more = index.high - index.low + 1;
-    return {first * size + index.low, more > 1 ? 1 : step * size, more == 1 ? count : count == 1 ? more : 0};
+    const int64_t at = first * size + index.low;
+    if (more == 1) return {at, step * size, count, far * size, rows};
+    if (count == 1) return {at, 1, more};
+    return {at, 1, rows == 1 ? more : 0, step * size, count};
   }
 };
 
-constexpr int MOST_ELEMENTS = 4096;  // of a line that is looked at
+constexpr int MOST_ELEMENTS = 4096;  // that are looked at where they are no flags
 __device__ __forceinline__ int as_int(long long x) { return to_int(x); }
 __device__ __forceinline__ int as_int(int x) { return x; }
 __device__ __forceinline__ int as_int(bool x) { return x; }
 
-// What all lanes of a warp ask: elements along the same line, or one for each lane; of other lines it says nothing.
+// Flags in words of one or of 16, until both kinds were met: the time of a table as large as the mask goes here. Lanes
+// share rows where these have few words; those without a row or a word of their own look at the last.
+template <typename Word>
+__device__ __forceinline__ Range flags_of(const Word* __restrict__ words, Line line, int lane) {
+  constexpr int TOGETHER = 4;
+  const int across = min(line.count, 32), rows = 32 / across;
+  uint32_t some = 0, none = 0;
+  auto look = [&](uint32_t four) { some |= four, none |= (four - 0x01010101) & ~four & 0x80808080; };
+  for (int from = 0; from < line.count; from += across) {
+    const Word* column = words + min(from + lane % across, line.count - 1) * line.step;
+    for (int row = lane / across; row - lane / across < line.rows; row += TOGETHER * rows) {
+      Word found[TOGETHER];
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) found[i] = column[min(row + i * rows, line.rows - 1) * line.far];
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        if constexpr (sizeof(Word) == 1) {
+          look(found[i] ? 0x01010101 : 0);
+        } else {
+          look(found[i].x), look(found[i].y), look(found[i].z), look(found[i].w);
+        }
+      }
+      if (__any_sync(ALL_LANES, some != 0) && __any_sync(ALL_LANES, none != 0)) return {0, 1};
+    }
+  }
+  return {!__any_sync(ALL_LANES, none != 0), __any_sync(ALL_LANES, some != 0) != 0};
+}
+__device__ __forceinline__ Range flags_of(const bool* table, Line line, int lane) {
+  constexpr int EACH = sizeof(uint4);
+  const bool* flags = table + line.first;
+  if (line.step != 1 || (reinterpret_cast<uint64_t>(flags) | line.far | line.count) % EACH)
+    return flags_of(reinterpret_cast<const uint8_t*>(flags), line, lane);
+  const Line words{0, 1, line.count / EACH, line.far / EACH, line.rows};
+  return flags_of(reinterpret_cast<const uint4*>(flags), words, lane);
+}
+
+// What all lanes of a warp ask: elements of the same line, or one for each lane; of other lines it says nothing.
 // Lanes with a key each can have such lines, where numbers of some pass the bounds of an int.
 template <typename Element> __device__ __forceinline__ Range elements_of(const Element* table, Line line, int lane) {
   constexpr bool IS_FLAG = sizeof(Element) == 1;
-  if (__all_sync(ALL_LANES, line.count == 1)) {
+  const int64_t elements = int64_t(line.count) * line.rows;
+  if (__all_sync(ALL_LANES, elements == 1)) {
     const int value = as_int(table[line.first]);
     return {value, value};
   }
   // Of all lanes each: && between them would keep some from the next one.
-  const int64_t first = __shfl_sync(ALL_LANES, line.first, 0), step = __shfl_sync(ALL_LANES, line.step, 0);
-  const int count = __shfl_sync(ALL_LANES, line.count, 0);
-  const bool is_one = line.first == first && line.step == step && line.count == count;
-  if (!__all_sync(ALL_LANES, is_one) || count < 1 || count > MOST_ELEMENTS)
+  const int64_t first = __shfl_sync(ALL_LANES, line.first, 0), step = __shfl_sync(ALL_LANES, line.step, 0),
+                far = __shfl_sync(ALL_LANES, line.far, 0);
+  const int count = __shfl_sync(ALL_LANES, line.count, 0), rows = __shfl_sync(ALL_LANES, line.rows, 0);
+  const bool is_one =
+      line.first == first && line.step == step && line.count == count && line.far == far && line.rows == rows;
+  if (!__all_sync(ALL_LANES, is_one) || elements < 1 || (!IS_FLAG && elements > MOST_ELEMENTS))
     return IS_FLAG ? Range{0, 1} : Range::anything();
-  Range found{0x7fffffff, -0x7fffffff - 1};
-  for (int i = lane; i < line.count; i += 32) {
-    const int value = as_int(table[line.first + i * line.step]);
-    found = {min(found.low, value), max(found.high, value)};
-  }
+  if constexpr (IS_FLAG) {
+    return flags_of(table, line, lane);
+  } else {
+    Range found{0x7fffffff, -0x7fffffff - 1};
+    for (int row = 0; row < rows; ++row)
+      for (int i = lane; i < count; i += 32) {
+        const int value = as_int(table[first + row * far + i * step]);
+        found = {min(found.low, value), max(found.high, value)};
+      }
 #pragma unroll
-  for (int away = 1; away <= 16; away *= 2) {
-    found.low = min(found.low, __shfl_xor_sync(ALL_LANES, found.low, away));
-    found.high = max(found.high, __shfl_xor_sync(ALL_LANES, found.high, away));
+    for (int away = 1; away <= 16; away *= 2) {
+      found.low = min(found.low, __shfl_xor_sync(ALL_LANES, found.low, away));
+      found.high = max(found.high, __shfl_xor_sync(ALL_LANES, found.high, away));
+    }
+    return found;
   }
-  return found;
 }

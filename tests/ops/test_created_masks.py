@@ -82,7 +82,7 @@ OF_BOTH = Written(
     by_batch=True,
     by_head=True,
 )
-BARE = torch.ones(77, 131, dtype=torch.bool)
+BARE = torch.ones(77, 144, dtype=torch.bool)  # rows of whole words
 BARE[32:48, 64:] = BARE[48:, :64] = False
 SPOTS = torch.ones(77, 131, dtype=torch.bool)
 SPOTS[5, 40] = SPOTS[60, 129] = False
@@ -214,41 +214,82 @@ def test_what_lies_between_two_numbers_stays_between_those_of_its_operators():
             assert tuple(one) == (ANYTHING if low < LEAST or high > MOST else (low, high)), (name, x, y)
 
 
+ALONE = 0, 1
+"""How far rows lie from each other, and how many there are, of one."""
 OF_LINES = {
-    "one for all": ([(3, 2, 40)] * 32, (13, 91)),
-    "as many as are looked at": ([(0, 1, 4096)] * 32, (10, 4105)),
-    "one more": ([(0, 1, 4097)] * 32, ANYTHING),
-    "along several": ([(3, 2, 0)] * 32, ANYTHING),
-    "an element each": ([(7 * lane, 0, 1) for lane in range(32)], None),
-    "other first elements": ([(lane // 31, 1, 40) for lane in range(32)], ANYTHING),
-    "other steps": ([(0, 1 + lane // 31, 40) for lane in range(32)], ANYTHING),
-    "other counts": ([(0, 1, 1 + lane // 8) for lane in range(32)], ANYTHING),
+    "one for all": ([(3, 2, 40, *ALONE)] * 32, (13, 91)),
+    "as many as are looked at": ([(0, 1, 4096, *ALONE)] * 32, (10, 4105)),
+    "one more": ([(0, 1, 4097, *ALONE)] * 32, ANYTHING),
+    "rows": ([(7, 2, 40, 100, 5)] * 32, (17, 495)),
+    "rows of too many": ([(0, 1, 1025, 1, 4)] * 32, ANYTHING),
+    "along more": ([(3, 2, 0, 1, 40)] * 32, ANYTHING),
+    "an element each": ([(7 * lane, 0, 1, *ALONE) for lane in range(32)], None),
+    "other first elements": ([(lane // 31, 1, 40, *ALONE) for lane in range(32)], ANYTHING),
+    "other steps": ([(0, 1 + lane // 31, 40, *ALONE) for lane in range(32)], ANYTHING),
+    "other counts": ([(0, 1, 1 + lane // 8, *ALONE) for lane in range(32)], ANYTHING),
+    "other rows": ([(0, 1, 40, 9, 1 + lane // 31) for lane in range(32)], ANYTHING),
+    "rows elsewhere": ([(0, 1, 40, 9 + lane // 31, 3) for lane in range(32)], ANYTHING),
 }
-"""By name (first, step, count) of each lane in a table of 10, 11, 12, …, and between what the elements lie."""
+"""By name (first, step, count, far, rows) of each lane in a table of 10, 11, 12, …, and between what the elements lie.
+"""
+ROW = 144
+OF_FLAGS = {
+    "words of ones": (20 * ROW + 32, 1, 64, ROW, 33),
+    "one row of them": (60 * ROW + 32, 1, 64, *ALONE),
+    "words with the last flag of a row before": (19 * ROW + 32, 1, 64, ROW, 33),
+    "words with one behind": (20 * ROW + 32, 1, 80, ROW, 33),
+    "words of zeros": (20 * ROW, 1, 32, ROW, 40),
+    "words with a one at the end": (0, 1, 48, ROW, 21),
+    "flags of ones": (21 * ROW + 33, 1, 63, ROW, 39),
+    "flags with a zero before": (21 * ROW + 31, 1, 63, ROW, 9),
+    "every other flag": (21 * ROW + 34, 2, 31, 2 * ROW, 20),
+    "every other with a zero behind": (21 * ROW + 34, 2, 32, 2 * ROW, 20),
+    "flags of zeros": (1, 1, 31, ROW, 80),
+    "wide words": (20 * ROW, 1, 41 * ROW, *ALONE),
+    "a last one": (0, 1, 20 * ROW + 33, *ALONE),
+    "no last one": (0, 1, 20 * ROW + 32, *ALONE),
+}
+"""Lines of a table of so long rows whose flags are set in 41 rows from row 20 on and 64 columns from column 32 on."""
 
 
-def test_between_what_the_elements_of_a_line_of_a_table_lie():
+def test_between_what_the_elements_of_a_table_lie():
     headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
     text = "\n".join(
         (
             *(f'#include "{name}"' for name in headers),
-            'extern "C" __global__ void lines(const int* table, const int* given, int* all) {',
+            "template <typename Element>",
+            "__device__ void find(const Element* table, const int* given, int* all) {",
             "const int number = blockIdx.x * 32 + threadIdx.x;",
-            "const Line line{given[3 * number], given[3 * number + 1], given[3 * number + 2]};",
+            "given += 5 * number;",
+            "const Line line{given[0], given[1], given[2], given[3], given[4]};",
             "const Range found = elements_of(table, line, threadIdx.x);",
             "all[2 * number] = found.low, all[2 * number + 1] = found.high;",
-            "}\n",
+            "}",
+            *(
+                f'extern "C" __global__ void of_{of}(const {of}* table, const int* given, int* all) '
+                "{ find(table, given, all); }"
+                for of in ("int", "bool")
+            ),
         )
     )
-    given = torch.tensor([lanes for lanes, _ in OF_LINES.values()], dtype=torch.int32)
-    found = torch.zeros(len(OF_LINES), 32, 2, dtype=torch.int32)
-    buffers = {"table": torch.arange(10, 5010, dtype=torch.int32), "given": given, "all": found}
-    launch = KernelLaunch("lines", (len(OF_LINES), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
     kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
-    assert not InterpreterBackend().run(kernel, (launch,), buffers)
-    for (name, (_, lies)), lanes in zip(OF_LINES.items(), found.tolist(), strict=True):
-        expected = [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)]
-        assert lanes == expected, name
+
+    def found_of(of, table, lines):
+        given, found = torch.tensor(lines, dtype=torch.int32), torch.zeros(len(lines), 32, 2, dtype=torch.int32)
+        buffers = {"table": table, "given": given, "all": found}
+        launch = KernelLaunch(f"of_{of}", (len(lines), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
+        assert not InterpreterBackend().run(kernel, (launch,), buffers)
+        return found.tolist()
+
+    found = found_of("int", torch.arange(10, 5010, dtype=torch.int32), [lanes for lanes, _ in OF_LINES.values()])
+    for (name, (_, lies)), lanes in zip(OF_LINES.items(), found, strict=True):
+        assert lanes == [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)], name
+    flags = torch.zeros(90, ROW, dtype=torch.bool)
+    flags[20:61, 32:96] = True
+    found = found_of("bool", flags, [[line] * 32 for line in OF_FLAGS.values()])
+    for (name, (first, step, count, far, rows)), lanes in zip(OF_FLAGS.items(), found, strict=True):
+        own = flags.flatten().as_strided((rows, count), (far, step), first)
+        assert lanes == [[own.all(), own.any()]] * 32, name
 
 
 def test_launches_have_room_for_so_many_heads_and_blocks():

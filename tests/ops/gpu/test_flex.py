@@ -1,11 +1,14 @@
 """What people write in FlexAttention's language, by kernels on a GPU: right, without waiting for the device, and right
 again in the replay of a graph."""
 
+import ctypes
+
 import pytest
 import torch
 
 import evoattn
 from benchmarks.flex.mods import MODS, Shape
+from benchmarks.flex.named import variants
 from evoattn.backends.platform import CudaPlatform
 from evoattn.families.mask_blocks import LISTS
 from evoattn.ops import block_masks, flex
@@ -56,9 +59,30 @@ def test_right_without_waiting_and_in_a_graph(name, shape, monkeypatch):
     assert torch.equal(replayed, out)
 
 
-@pytest.mark.parametrize("name", ("causal", "documents_of_batches", "windows_of_heads", "any_pairs", "sliding_tiles"))
+def test_a_function_that_says_a_window_enqueues_what_the_window_does():
+    """Also where its numbers are lengths, which could be tensors of their own."""
+    q, k, v = made(Shape(2, 8, 1, 1024, "cuda"))
+    said = variants(8, 1, 1024, "cuda")["window"]
+    mask = evoattn.create_block_mask(said.mask_mod, None, None, 1, 1024, "cuda")
+
+    def nodes_of(call):
+        call()
+        graph, count = torch.cuda.CUDAGraph(keep_graph=True), ctypes.c_size_t()
+        with torch.cuda.graph(graph):
+            call()
+        nodes = ctypes.CDLL("libcuda.so.1").cuGraphGetNodes
+        assert nodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count)) == 0
+        return count.value
+
+    named = nodes_of(lambda: evoattn.attention(q, k, v, enable_gqa=True, **said.words))
+    assert nodes_of(lambda: evoattn.flex_attention(q, k, v, block_mask=mask, enable_gqa=True)) == named > 0
+
+
+@pytest.mark.parametrize(
+    "name", ("causal", "documents_of_batches", "windows_of_heads", "any_pairs", "sliding_tiles", "tree")
+)
 def test_block_masks_have_the_lists_of_torch(name, monkeypatch):
-    shape = Shape(2, 4, 700, 1300, "cuda")
+    shape = Shape(2, 4, 704, 1296, "cuda")
     written = MODS[name](shape)
     sizes = (
         shape.batch if written.by_batch else None,
