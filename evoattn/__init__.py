@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names below
     from evoattn.ops.beside import quantize_kv as quantize_kv
     from evoattn.ops.explain import explain as explain
     from evoattn.ops.explain import load as load
+    from evoattn.ops.explain import settle as settle
     from evoattn.ops.explain import warmup as warmup
     from evoattn.ops.flex import create_block_mask as create_block_mask
     from evoattn.ops.flex import flex as flex
@@ -61,6 +62,7 @@ _HOMES = {
     "quantize_kv": "evoattn.ops.beside",
     "sdpa": "evoattn.ops.sdpa",
     "search": "evoattn.search",
+    "settle": "evoattn.ops.explain",
     "tune": "evoattn.ops.tune",
     "warmup": "evoattn.ops.explain",
 }

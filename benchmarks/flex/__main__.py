@@ -40,7 +40,6 @@ from benchmarks.flex.processes import alone, run_all, shares
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import block_masks, flex
 from evoattn.ops.call import Call as OpCall
-from evoattn.ops.runtime import current
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.peers.table import PEERS
 
@@ -80,7 +79,7 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
     for name, call in calls.items():
         for _ in range(WARM):  # beside the first a kernel is compiled, beside the next one with numbers as constants
             call()
-            current.runtime().settle()
+            evoattn.settle()
         torch.cuda.synchronize()
         graphs[name] = graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -179,6 +179,17 @@ def warmup(shapes: Wanted, device: torch.device | int | None = None, *, up_to_ke
     return [sentence for growing in several for sentence in _made_ready(runtime, growing, index)]
 
 
+def settle() -> None:
+    """Wait for the kernels that are compiled beside calls: the next call like them loads its own, unless it is captured
+    by a CUDA graph.
+
+    New functions of FlexAttention's language run in a kernel that is compiled sooner, other lengths and masks of them
+    in one that is there. Where numbers are captured the second call begins a compile, too. Nothing is compiled without
+    a CUDA device.
+    """
+    current.runtime().settle()
+
+
 def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: int) -> Iterator[str]:
     """What will run for the first of these problems, and for each later one that another kernel serves."""
     gpu = runtime.platform and runtime.platform.spec(index)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -405,7 +404,9 @@ class Kernels:
         self._waits = False
 
         def behind() -> None:
-            time.sleep(BEHIND_SECONDS)
+            threading.main_thread().join(BEHIND_SECONDS)
+            if _process_ends():
+                return
             work()
             if self._waits:
                 self._lost()
@@ -420,6 +421,8 @@ class Kernels:
         key = index, choice.key
         try:
             cubin = self._build(*_recipe(choice), self._folder)
+            if _process_ends():
+                return
             self._cases[key] = [] if self._was_checked(cubin, key[0]) else cases_of(choice)
         except Exception as error:  # the others go on
             self._failures[key] = f"{choice.name} failed: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
@@ -520,6 +523,12 @@ class Kernels:
         if what not in self._said:
             self._said.add(what)
             warnings.warn(f"evoattn: {what}.", RuntimeWarning, stacklevel=5)
+
+
+def _process_ends() -> bool:
+    """Whether it waits for its threads alone: these begin nothing more. What a compiler has begun it finishes, as it
+    crashes where the process ends under it."""
+    return not threading.main_thread().is_alive()
 
 
 def _recipe(choice: Choice) -> tuple[Family, AttentionProblem, KernelConfig, GpuSpec]:

@@ -441,7 +441,7 @@ def test_numbers_that_change_need_no_kernel_of_their_own(device, are_bits_kept):
         OFFSET, by = number, 0.5 + number / 7
         score_mod = lambda s, b, h, i, j, step=number + 2: s * by + (i + OFFSET) % 7 + j // step
         assert near(evoattn.flex_attention(q, k, v, score_mod), expected_of(q, k, v, score_mod)[0])
-        current.runtime().settle()
+        evoattn.settle()
 
     torch.use_deterministic_algorithms(are_bits_kept)
     try:

@@ -1,6 +1,9 @@
 """Numbers that FlexAttention's functions capture, and the kernels that are made ready for them beside calls."""
 
 import functools
+import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 
@@ -39,7 +42,7 @@ def test_products_of_numbers_have_no_limit(device):
     q, k, v = tensors(1, 2, 2, 20, 30)
     for a in (1 << 16, 3 << 16, 5 << 16):
         assert answers(q, k, v, lambda s, b, h, i, j, a=a: torch.where(i * 30 + j < a * 65536, s, -s))
-        current.runtime().settle()
+        evoattn.settle()
 
 
 @pytest.mark.parametrize("by", [1 << 63, -(1 << 70)])
@@ -77,7 +80,7 @@ def test_what_asks_of_which_kind_a_number_is_has_it_as_a_constant(device, by):
     """As of which a tensor of it would be another, without an error."""
     for number in (3, 3, 40, 500):
         assert answers(*tensors(1, 2, 2, 20, 30), by(number))
-        current.runtime().settle()
+        evoattn.settle()
 
 
 def test_an_error_beside_calls_is_raised_by_the_next_one(device, monkeypatch):
@@ -146,3 +149,27 @@ def test_tensors_of_a_call_are_not_kept_while_a_compiler_works(tmp_path):
         assert kept() is None
         may.set()
         runtime.settle()
+
+
+def test_a_process_that_ends_begins_no_compiler():
+    """And waits for what one has begun, without what comes behind it: compilers crash where the process ends."""
+    code = """
+        import threading, time
+        from types import SimpleNamespace
+        from evoattn.ops import plan
+
+        def build(*_):
+            began.set()
+            time.sleep(0.5)
+            print("built")
+
+        began, choice = threading.Event(), SimpleNamespace(key="key")
+        plan._recipe = lambda _: ()
+        plan.cases_of = plan.Kernels._was_checked = lambda *_: print("checked")
+        for _ in range(2):
+            kernels = plan.Kernels(None, None, build, lambda: None)
+            assert kernels.beside(lambda: kernels.make_ready(choice, 0))
+            assert began.wait(5)
+    """
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["built"]

@@ -44,7 +44,7 @@ def test_right_without_waiting_and_in_a_graph(name, shape, monkeypatch):
     assert "FlexAttention of torch" not in evoattn.explain(q, k, v, **words)
     for _ in range(3):  # traces, compiles, loads, checks: what runs first, what is chosen, numbers as constants
         evoattn.flex_attention(q, k, v, **words)
-        current.runtime().settle()
+        evoattn.settle()
     own = None if mask is None else block_masks.authoritative(mask, shape.keys)
     wide = [t.float() for t in (q, k, v)]
     exact, low = (flex.TORCH(*t, written.score_mod, own, enable_gqa=True).float() for t in (wide, (q, k, v)))
