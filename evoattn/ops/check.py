@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from evoattn.backends.cache_folder import mark_used, read_own, write_whole
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.loaded import KernelBackend, LoadedKernel
 from evoattn.backends.platform import Platform
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.choice import Choice
 
@@ -88,9 +90,14 @@ def _apart() -> Iterator[None]:
 def cases_of(choice: Choice) -> list[Case]:
     """Two small problems of the chosen kernel's head_dim, dtype and mask, with inputs and exact answers, on the CPU: a
     device takes most of a second for what it computed nothing of yet, and graphs may be captured there."""
+    return _cases_of(choice.problem.as_searched)
+
+
+@lru_cache(1)
+def _cases_of(problem: AttentionProblem) -> list[Case]:
+    """Those of the last problem are kept: its kernels are raced."""
     from evoattn.correctness.cases import make_case, proof_of  # what a kernel with a record does not need
 
-    problem = choice.problem.as_searched
     with _apart():
         wanted = [case for case in proof_of(problem).device_cases(problem) if case[0] in CASES]
         return [make_case(name, shape, SEED, "cpu", kind, double=True) for name, shape, kind in wanted]

@@ -1,10 +1,14 @@
 """Which kernel a problem gets on a device, or the reason why none: everything short of loading it. And the race of a
-pick beside what PyTorch would run, held once for a problem on a card where such picks were not measured."""
+pick beside its rivals, and beside what PyTorch would run on a card where such picks were not measured, held once for a
+size of problems."""
+
+from __future__ import annotations
 
 import math
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -34,6 +38,8 @@ class Picked(Protocol):
     def why(self) -> str: ...
     @property
     def estimated(self) -> bool: ...
+    @property
+    def rivals(self) -> tuple[KernelConfig, ...]: ...
 
 
 Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
@@ -63,7 +69,9 @@ class Choice:
     gpu: GpuSpec
     words: str
     estimated: bool = False
-    """Nobody timed it on such a card for such a problem."""
+    """Nobody timed it on such a card for such a problem: it has still to race PyTorch's attention."""
+    rivals: tuple[Choice, ...] = ()
+    """Kernels that it has still to race."""
 
     @property
     def name(self) -> str:
@@ -131,7 +139,10 @@ def choose(
             return Refusal(unmeasured)
         family, name = lookup(picked.family), _name(picked)
         if not (invalid := family.why_impossible(problem, picked.config, gpu)):
-            return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}", picked.estimated)
+            choice = Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}", picked.estimated)
+            rivals = (replace(choice, family=lookup(one.family), config=one) for one in picked.rivals)
+            able = (one for one in rivals if not one.family.why_impossible(problem, one.config, gpu))
+            return replace(choice, rivals=tuple(able))
         invalid = f"{name} cannot serve this call: {invalid.rstrip('.')}"
         for other in others(searched, gpu) if others else ():
             family = lookup(other.family)
@@ -158,14 +169,14 @@ def _why_unmeasured(picked: Picked, gpu: GpuSpec, estimated: bool) -> str:
 
 BUDGET_US = 30_000.0
 """Of GPU time for a race, with the first calls and the delays."""
-CALLS, ROUNDS = 5, 2
+CALLS, ROUNDS = 10, 3
 """Calls of each that are timed in a row, and how often they take turns. A race of long calls has fewer."""
 CLEAR = 1.5
-"""Who is so many times as fast in one turn needs no other."""
+"""Who is so many times as fast as the next in one turn needs no other."""
 TORCH_MOST = 2.0
 """PyTorch's time over the kernel's that there is room for: its first call is the one whose length nobody knows."""
 LEAST_ROOM = 3
-"""Answers that there must be memory for: of both, and what PyTorch writes beside its own."""
+"""Answers that there must be memory for: of kernels, of PyTorch's, and what it writes beside its own."""
 TOO_LONG = "a race would take more than 30 ms of the GPU"
 NO_MEMORY = "the device has no memory left for a race"
 IN_CAPTURE = "no kernel was raced yet and a CUDA graph is being captured; call the model once before"
@@ -224,86 +235,119 @@ class CudaClock:
 class Race:
     """Holds races and knows those that were held."""
 
-    def __init__(self, races: Races, clock: Clock) -> None:
-        self._races, self._clock = races, clock
+    def __init__(self, races: Races, clock: Clock, cores: int = len(os.sched_getaffinity(0))) -> None:
+        """`cores`: that compile kernels at once; a kernel has fewer rivals."""
+        self._races, self._clock, self.most_rivals = races, clock, cores - 1
 
     def known(self, choice: Choice, machine: str) -> Raced | None:
-        """What the race of this kernel on such a problem came to. `machine`: product and driver."""
+        """What the race of these kernels on such a problem came to. `machine`: product and driver."""
         return self._races.find(_key(choice, machine))
+
+    def leave(self, choice: Choice, machine: str) -> None:
+        """Hold none in this process: the pick of such problems has run, and bits are not to change."""
+        self._races.add(_key(choice, machine), Raced(()), lasts=False)
 
     def why_not(self, choice: Choice, call: Call) -> str:
         """Why this call is none to race with; empty if it is one. Whether a graph is being captured is not asked."""
         problem, gpu = choice.problem, choice.gpu
         if call.compiled:
             return COMPILED
-        if (1 + TORCH_MOST) * gpu.floor_us(problem.flops, problem.bytes, problem.dtype) > BUDGET_US:
+        if (1 + TORCH_MOST * choice.estimated) * gpu.floor_us(problem.flops, problem.bytes, problem.dtype) > BUDGET_US:
             return TOO_LONG
         query, value = call.query, call.value
         answer = query.numel() // query.shape[-1] * value.shape[-1] * query.element_size()
         return NO_MEMORY if self._clock.room(query.get_device()) < LEAST_ROOM * answer else ""
 
-    def hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
-        """Both in turns: `run` enqueues the kernel and says why it did not. A reason where there is no result, which
-        is not kept then. What another process found meanwhile is taken."""
+    def hold(self, choice: Choice, machine: str, call: Call, runs: Sequence[Callable[[], str]]) -> Raced | str:
+        """All in turns: each of `runs` enqueues a kernel, the pick and its first rivals, and says why it did not. A
+        reason where there is no result, which is not kept then. One without a rival is kept in this process alone. What
+        another process found meanwhile is taken."""
         with self._races.turn():
-            return self.known(choice, machine) or self._hold(choice, machine, call, run)
+            return self.known(choice, machine) or self._hold(choice, machine, call, runs)
 
-    def _hold(self, choice: Choice, machine: str, call: Call, run: Callable[[], str]) -> Raced | str:
-        theirs = replace(call, out=None, strict=False)
+    def _hold(self, choice: Choice, machine: str, call: Call, runs: Sequence[Callable[[], str]]) -> Raced | str:
+        theirs, lasts = replace(call, out=None, strict=False), len(runs) > len(choice.rivals)
         failed = list[str]()
 
-        def kernel() -> None:
-            if reason := run():
-                failed.append(reason)
+        def contender(run: Callable[[], str]) -> Callable[[], None]:
+            def kernel() -> None:
+                if reason := run():
+                    failed.append(reason)
 
-        def by_torch() -> object:
-            return torch_answer.answer(theirs)
+            return kernel
 
+        us = list[float]()
         try:
             with torch.no_grad():
-                us = self._clock.first_us(kernel)
+                us.append(self._clock.first_us(contender(runs[0])))
+                if (1 + TORCH_MOST * choice.estimated) * us[0] > BUDGET_US:
+                    return TOO_LONG
+                if 2 * len(runs) * us[0] > BUDGET_US:  # rivals have one turn at least: first calls say too little
+                    runs = runs[:1]
+                every: list[Callable[[], object]] = [*map(contender, runs)]
+                every += [lambda: torch_answer.answer(theirs)] * choice.estimated
+                if not every[1:]:
+                    return TOO_LONG
+                us += [self._clock.first_us(one) for one in every[1:] if not failed]
                 if failed:
                     return failed[0]
-                if (1 + TORCH_MOST) * us > BUDGET_US:
-                    return TOO_LONG
-                torch_us = self._clock.first_us(by_torch)
-                us, torch_us = self._in_turns(kernel, by_torch, us, torch_us)
+                us = self._in_turns(every, us)
         except Exception as error:  # no memory, an argument that PyTorch refuses …: the call itself says it again
             words = str(error).strip().splitlines() or [type(error).__name__]
             return f"the race failed: {words[0].rstrip('.')}"
         if failed:
             return failed[0]
-        raced = Raced(us, torch_us)
-        self._races.add(_key(choice, machine), raced)
+        raced = Raced(tuple(us[: len(runs)]), us[-1] if choice.estimated else None)
+        self._races.add(_key(choice, machine), raced, lasts)
         return raced
 
-    def _in_turns(
-        self, kernel: Callable[[], object], by_torch: Callable[[], object], us: float, torch_us: float
-    ) -> tuple[float, float]:
+    def _in_turns(self, every: Sequence[Callable[[], object]], us: list[float]) -> list[float]:
         """Their times in µs: the least of their turns, or those of their first calls where there is time for no more.
 
-        The first has as many calls as half of what is left of the budget has room for, the last as the whole has."""
-        left, least = BUDGET_US - us - torch_us, (math.inf, math.inf)
+        The first has as many calls as an equal part of what is left of the budget has room for, the last as the whole
+        has."""
+        delays_us, first_us = len(every) * DELAY_US, us
+        left, least = BUDGET_US - sum(us), [math.inf] * len(every)
         for turn in range(ROUNDS):
-            pairs = int((left - 2 * DELAY_US) / (us + torch_us))
-            if pairs < 1:
+            rounds = int((left - delays_us) / sum(us))
+            if rounds < 1:
                 break
-            calls = min(CALLS, math.ceil(pairs / (ROUNDS - turn)))
-            us, torch_us = (self._clock.time_us(one, calls) for one in (kernel, by_torch))
-            left -= calls * (us + torch_us) + 2 * DELAY_US
-            least = min(least[0], us), min(least[1], torch_us)
-            if max(least) > CLEAR * min(least):
+            calls = min(CALLS, math.ceil(rounds / (ROUNDS - turn)))
+            us = [self._clock.time_us(one, calls) for one in every]
+            left -= calls * sum(us) + delays_us
+            least = list(map(min, least, us))
+            fastest, second, *_ = sorted(least)
+            if second > CLEAR * fastest:
                 break
-        return least if least[0] < math.inf else (us, torch_us)
+        return first_us if math.inf in least else least
+
+
+def keeps_bits(problem: StridedProblem) -> bool:
+    """Whether the kernel of a problem is not to depend on times, or not yet its own."""
+    own = problem.own_score is not None or problem.shown is not None
+    return own or problem.batch_invariant or torch.are_deterministic_algorithms_enabled()
+
+
+def decided(choice: Choice, raced: Raced) -> Choice | Refusal:
+    """Who runs after a race."""
+    every = choice, *choice.rivals
+    best = every[raced.best]
+    if not raced.us:
+        return replace(choice, rivals=())
+    words = f"took {raced.words([one.name for one in every])} in a race on this card"
+    if raced.won:
+        return replace(best, words=f"{best.name} runs: it {words}", estimated=False, rivals=())
+    return Refusal(f"{best.name} {words}")
 
 
 def _key(choice: Choice, machine: str) -> tuple[object, ...]:
-    """All that decides who is faster: the size of the problem, the card and its driver, PyTorch, the kernel."""
-    gpu, family = choice.gpu, choice.family.name
-    about = size_class(choice.problem.as_searched)
+    """All that decides who is fastest: the size of the problem, the card and its driver, PyTorch, the kernels."""
+    gpu, about = choice.gpu, size_class(choice.problem.as_searched)
+    kernels = ((one.family.name, one.config.id, template_digest(one.family.name)) for one in (choice, *choice.rivals))
     return (
         tuple(sorted((name, str(value)) for name, value in about.to_dict().items())),
         (gpu.name, gpu.sm_count, gpu.arch, machine),
         torch.__version__,
-        (family, choice.config.id, template_digest(family)),
+        choice.estimated,
+        *kernels,
     )

@@ -200,7 +200,7 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
         if kernel == last:
             continue
         last = kernel
-        plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, index)
+        plan = choice if isinstance(choice, Refusal) else runtime.warmed(choice, index)
         since = "" if problem is problems[0] else f"From {problem.seqlen_k} keys on "
         yield f"{since}SDPA runs: {plan.reason}." if isinstance(plan, Refusal) else f"{since}{plan.words}."
 

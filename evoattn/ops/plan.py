@@ -6,7 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -318,6 +318,8 @@ class Kernels:
         """Whether something was not begun because of that."""
         self._cases: dict[tuple[int, KernelKey], list[Case]] = {}
         """Of kernels that were made ready so: what they are to be checked with, nothing where they were."""
+        self._ahead: dict[tuple[int, KernelKey], Future[Cubin]] = {}
+        """Machine code of kernels that are loaded next."""
         self._folded: dict[tuple[object, ...], bool] = {}
         """Whether the kernels of calls that `Call.folds` speaks of are compiled."""
         self._failures: dict[tuple[int, KernelKey], str] = {}
@@ -350,6 +352,24 @@ class Kernels:
         if isinstance(ready, Refusal):
             return ready
         return CallPlan(choice, *ready, given or (), self._platform)
+
+    def ahead(self, choice: Choice, index: int) -> list[Choice]:
+        """The first rivals of a chosen kernel for which a call waits hardly longer: those that are compiled, and where
+        it has to wait for a compiler all others, whose compilers begin here."""
+        waits, found = bool(choice.rivals) and not self._is_compiled(choice, index), list[Choice]()
+        for one in choice.rivals:
+            if not self._is_compiled(one, index):
+                if not waits:
+                    break
+                compiler = ThreadPoolExecutor(1, "evoattn compiles")
+                self._ahead[index, one.key] = compiler.submit(self._build, *_recipe(one), self._folder)
+                compiler.shutdown(wait=False)
+            found.append(one)
+        return found
+
+    def _is_compiled(self, choice: Choice, index: int) -> bool:
+        known = (index, choice.key) in self._loaded or self.failure(choice, index)
+        return bool(known) or kept_cubin(*_recipe(choice), self._folder) is not None
 
     def meanwhile(self, choice: Choice, index: int, call: Call) -> Choice:
         """What runs in place of a chosen kernel whose compiler or check a call would wait for: a loaded one that says
@@ -507,7 +527,8 @@ class Kernels:
         with ThreadPoolExecutor(1) as beside:  # a compiler leaves most of Python alone
             cases = beside.submit(lambda: None if kept or there.wait(READ_SECONDS) else of_check())
             try:
-                cubin = self._build(*_recipe(choice), self._folder)
+                ahead = self._ahead.pop(key, None)
+                cubin = ahead.result() if ahead else self._build(*_recipe(choice), self._folder)
             finally:
                 there.set()
             wanted = lambda: kept or cases.result() or of_check()

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +37,20 @@ from evoattn.ops.call import (
     why_not_devices,
     why_not_scale,
 )
-from evoattn.ops.choice import IN_CAPTURE, TOO_LONG, Choice, CudaClock, Picked, Picker, Pickers, Race, Refusal, choose
+from evoattn.ops.choice import (
+    IN_CAPTURE,
+    TOO_LONG,
+    Choice,
+    CudaClock,
+    Picked,
+    Picker,
+    Pickers,
+    Race,
+    Refusal,
+    choose,
+    decided,
+    keeps_bits,
+)
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
@@ -345,7 +359,7 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant)
+        return self.choose(problem, gpu, contends, query.get_device(), call.batch_invariant, call.from_functions)
 
     def choose(
         self,
@@ -354,25 +368,32 @@ class Runtime:
         contends: bool = False,
         index: int | None = None,
         promised: bool = False,
+        alone: bool = False,
     ) -> Choice | Refusal:
         """The kernel for a problem on a GPU, the current one unless `index` says another, or why none. `contends`: a
-        kernel that has still to race PyTorch's attention is an answer, too, and is called `estimated`. `promised`:
-        nothing of PyTorch's would have to be beaten: the call is batch-invariant, or of another operation. Where Q has
-        8 bits there is nothing to race either: torch has no such attention."""
+        kernel that has still to race is an answer, too, and is `estimated` if PyTorch's attention is among its rivals.
+        `promised`: nothing of PyTorch's would have to be beaten: the call is batch-invariant, or of another operation.
+        Where Q has 8 bits torch has no such attention either. Kernels do not race one another where bits are not to
+        depend on times, nor where one runs until another is compiled, as `alone` says of FlexAttention's calls."""
         race, platform = self._race, self.platform
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
-        races = self.races and not allowed and race is not None and problem.op == "forward"
+        races = self.races and race is not None and problem.op == "forward"
         choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
-        if isinstance(choice, Refusal) or not choice.estimated:
+        if isinstance(choice, Refusal):
             return choice
-        if not races:
-            return replace(choice, estimated=False)
+        apart = alone or (choice.estimated and self.estimated) or keeps_bits(problem)
+        rivals = () if race is None or not races or apart else choice.rivals[: race.most_rivals]
+        choice = replace(choice, estimated=choice.estimated and not allowed, rivals=rivals)
+        if not choice.estimated and not rivals:
+            return choice
         assert race is not None and platform is not None
         raced = race.known(choice, platform.identity(platform.current_device() if index is None else index))
         if raced is not None:
-            return _decided(choice, raced)
+            return decided(choice, raced)
+        if not choice.estimated:
+            return choice if contends else replace(choice, rivals=())
         if not contends:
             return Refusal(f"{choice.name} was not measured on {gpu.name}, and has not raced PyTorch's attention yet")
         words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
@@ -394,6 +415,13 @@ class Runtime:
         assert self._kernels is not None
         return self._kernels.prepare(choice, index, scale, given)
 
+    def warmed(self, choice: Choice, index: int) -> CallPlan | Refusal:
+        """As `prepare`, of its rivals, too: the first call races them."""
+        assert self._kernels is not None
+        rivals = self._kernels.ahead(choice, index)
+        plan, *_ = [self.prepare(one, index) for one in (choice, *rivals)]
+        return plan
+
     def _decide(self, call: Call, known: Known) -> CallPlan | Refusal:
         """Decide a new call, and keep the answer unless it holds for a capture only."""
         with self._lock:
@@ -404,7 +432,7 @@ class Runtime:
             if call.folds and not self._is_folded(call, known):
                 return Refusal(FOLDING)
             choice = self.choice(call, contends=True)
-            if isinstance(choice, Choice) and choice.estimated:
+            if isinstance(choice, Choice) and (choice.estimated or choice.rivals):
                 plan, keeps = self._by_race(choice, call)
                 if not keeps:
                     if len(self._unraced) >= PLANS_KEPT:
@@ -449,22 +477,48 @@ class Runtime:
         assert self._race is not None and self.platform is not None and self._kernels is not None
         if not self.platform.capturing():
             return self._race.why_not(choice, call)
-        self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
+        if choice.estimated:
+            self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
         return IN_CAPTURE
 
     def _by_race(self, choice: Choice, call: Call) -> tuple[CallPlan | Refusal, bool]:
-        """The plan of a kernel that was not measured if it is faster than PyTorch on this call, else why not; and
-        whether that holds for the next such call, as it does not where this very one could not race."""
-        if why := self._why_no_race(choice, call):
+        """The plan of the kernel that is fastest on this call, else why PyTorch is to run; and whether that holds for
+        the next such call, as it does not where one that nobody measured could not race this very time."""
+        assert self._race is not None and self.platform is not None and self._kernels is not None
+        platform, index = self.platform, call.query.get_device()
+        machine, why = platform.identity(index), self._why_no_race(choice, call)
+        if why and choice.estimated:
             return Refusal(f"{choice.name} was not measured here: {why}"), why is TOO_LONG
+        rivals = [] if why else self._kernels.ahead(choice, index)
         plan = self._prepared(choice, call)
         if not isinstance(plan, CallPlan):
             return plan, plan.reason is not COLD
-        platform, query, index = self.platform, call.query, call.query.get_device()
-        assert self._race is not None and platform is not None
-        own: list[Tensor | None] = []
+        plans = [plan]
+        for one in rivals:
+            if not isinstance(other := self._prepared(one, call), CallPlan):
+                break
+            plans.append(other)
+        raced: Raced | str = why
+        if plans[1:] or choice.estimated:
+            with platform.guard(index):
+                raced = self._race.hold(choice, machine, call, self._runs(plans, call))
+            self._unraced = {}  # the size is known now, to compiled code and captures, too
+        if not isinstance(raced, str):
+            found, plan = decided(choice, raced), plans[raced.best]
+            if isinstance(found, Refusal):
+                return found, True
+            plan.words = found.words
+        elif choice.estimated:
+            return Refusal(f"{choice.name} was not measured here: {raced}"), raced not in OF_A_CALL
+        else:
+            self._race.leave(choice, machine)
+        return plan, True
 
-        def run() -> str:
+    def _runs(self, plans: Sequence[CallPlan], call: Call) -> list[Callable[[], str]]:
+        """What enqueues each of these plans of a call, over one answer that is not the caller's."""
+        query, own = call.query, list[Tensor | None]()
+
+        def run(plan: CallPlan) -> str:
             if not own:
                 lse = None if plan.lse_shape is None else query.new_empty(plan.lse_shape, dtype=torch.float32)
                 given = call.out  # the plan writes by its strides, which may leave gaps
@@ -477,16 +531,7 @@ class Runtime:
             assert own[0] is not None
             return plan.run(call, (query, call.key, call.value, own[0]), own[1])
 
-        with platform.guard(index):
-            raced = self._race.hold(choice, platform.identity(index), call, run)
-        self._unraced = {}  # the size is known now, to compiled code and captures, too
-        if isinstance(raced, str):
-            return Refusal(f"{choice.name} was not measured here: {raced}"), raced not in OF_A_CALL
-        found = _decided(choice, raced)
-        if isinstance(found, Refusal):
-            return found, True
-        plan.words = found.words
-        return plan, True
+        return [partial(run, plan) for plan in plans]
 
 
 def _with_terms(known: Known, call: Call) -> Known:
@@ -496,13 +541,6 @@ def _with_terms(known: Known, call: Call) -> Known:
         if t is not None:
             facts += (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
     return tuple(facts)
-
-
-def _decided(choice: Choice, raced: Raced) -> Choice | Refusal:
-    """Who runs after a race."""
-    if raced.won:
-        return replace(choice, words=f"{choice.name} runs: it took {raced} in a race on this card", estimated=False)
-    return Refusal(f"{choice.name} took {raced} in a race on this card")
 
 
 class Current:

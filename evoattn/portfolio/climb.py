@@ -68,6 +68,11 @@ ENOUGH = 90
 of plain problems alone has more, so these have one climb. With all climbs the ends cost 0.3 % less at 60 plain problems
 and 0.2 % less at 65 with variants, in 38 ms of CPU time for 24 (seeds 4999 and 4998, 2026-11-28). A card that its owner
 has calibrated has all climbs."""
+RIVALS, MOST_RIVAL = 2, 1.25
+"""Kernels that a pick may race (`Race` of `evoattn/ops/choice.py`), and how many times the least score theirs may be.
+First choices among the kernels timed on 225 plain problems left out of the fit lose 1.032 (95 %: 1.114) without a race,
+1.026 (1.078) beside one of another tile, 1.024 (1.071) beside two; on 239 with variants 1.062 (1.224), 1.043 (1.131),
+1.033 (1.115). Up to 1.1 times the score it is 1.036 (1.116)."""
 AT_ONCE = 6
 """Changes that a step may make together: ends of 90 drawn problems score 0.4 % less so in the same CPU time."""
 
@@ -89,6 +94,8 @@ class Climbed:
     gain: float
     asked: int
     """Costs that were computed."""
+    rivals: tuple[KernelConfig, ...] = ()
+    """Other kernels that may be faster."""
 
 
 def all_genes(space: SearchSpace) -> Genes:
@@ -217,9 +224,24 @@ def climbed(
         if not steps or own.kernels or len(costs) < ENOUGH:
             steps += climb(start.config, problem, gpu, STEPS, genes.get(start.config.family, {}), costs)
     first, end = _cheapest(ranked, cost), _cheapest(steps, cost)
-    if cost(end) < cost(first) * (1 - caution * LEAST_GAIN):
-        return Climbed(end.config, end.score, first.score / end.score, len(costs))
-    return Climbed(first.config, first.score, 1.0, len(costs))
+    climbs = cost(end) < cost(first) * (1 - caution * LEAST_GAIN)
+    best, gain = (end, first.score / end.score) if climbs else (first, 1.0)
+    rivals = tuple(one.config for one in _rivals(best, costs.within(MOST_RIVAL), cost))
+    return Climbed(best.config, best.score, gain, len(costs), rivals)
+
+
+def _rivals(best: Scored, near: Sequence[Scored], cost: Callable[[Scored], float]) -> list[Scored]:
+    """The cheapest of `near`, each of another tile than the best and those before it."""
+    found, tiles = list[Scored](), {tile_of(best.config)}
+    while len(found) < RIVALS and (others := [one for one in near if tile_of(one.config) not in tiles]):
+        found.append(_cheapest(others, cost))
+        tiles.add(tile_of(found[-1].config))
+    return found
+
+
+def tile_of(config: KernelConfig) -> tuple[Value | None, ...]:
+    """Kernels that are alike in these are mostly slow for one reason."""
+    return config.family, config.params.get("BLOCK_M"), config.params.get("BLOCK_N")
 
 
 def _cheapest(found: Iterable[Scored], cost: Callable[[Scored], float]) -> Scored:
@@ -338,8 +360,10 @@ class ClimbCache:
                 self._lines = self._read()
             name = appended.name_of(key)
             if (line := self._lines.get(name)) and (row := appended.parsed(name, line)):
-                family, params, *numbers = row
-                found = Climbed(KernelConfig(family, params), *numbers)
+                (config, *rivals), *numbers = row
+                score, gain, asked = numbers
+                others = tuple(KernelConfig(*one) for one in rivals)
+                found = Climbed(KernelConfig(*config), score, gain, asked, others)
                 self._remember(key, found)
         return found
 
@@ -348,8 +372,8 @@ class ClimbCache:
         self._remember(key, climbed)
         if not self._writes or (path := self.path) is None:
             return
-        config = climbed.config
-        row = [config.family, config.params, climbed.score, climbed.gain, climbed.asked]
+        configs = [[one.family, one.params] for one in (climbed.config, *climbed.rivals)]
+        row = [configs, climbed.score, climbed.gain, climbed.asked]
         self._writes = appended.append(path, appended.name_of(key), row)
 
     def forget(self) -> None:

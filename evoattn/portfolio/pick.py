@@ -5,7 +5,7 @@ for some while."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import chain, product
 
@@ -70,6 +70,8 @@ class Pick:
     estimated: bool
     """No kernel was timed on such a card for such a problem: the choice may be slow."""
     expected_regret: float | None
+    rivals: tuple[KernelConfig, ...] = ()
+    """Other kernels that may be faster, and are worth a race."""
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = None) -> Pick | None:
@@ -113,7 +115,7 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
     if end.gain > 1:
         saved = f"{1 - 1 / end.gain:.0%}"
         why = f"it changes the best of {_begun(listed)}, and should take {saved} less time here by the cost model"
-    return _pick(end.config, why, about, gpu, listed)
+    return replace(_pick(end.config, why, about, gpu, listed), rivals=end.rivals)
 
 
 def _begun(listed: KernelList | None) -> str:

@@ -1,5 +1,5 @@
 """What was found out on this machine, kept in the data folder: kernels that the user's own searches found for exact
-problems, asked before a portfolio; and races of kernels that nobody measured on such a card with PyTorch's own."""
+problems, asked before a portfolio; and races of kernels with one another and with PyTorch's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -82,6 +82,7 @@ class Exact:
     why: str
     estimated: bool = False
     expected_regret: float | None = None
+    rivals: tuple[KernelConfig, ...] = ()
 
 
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
@@ -235,7 +236,8 @@ def _held(path: Path) -> Iterator[None]:
 RACES_FILE = "races/races.jsonl"
 """In the data folder: a folder of its own, which nobody else may write."""
 FASTER = 0.98
-"""A kernel runs if it takes at most this part of PyTorch's time: less is within what a race of ten calls can tell."""
+"""A kernel runs in place of PyTorch, or of the pick, if it takes at most this part of its time: less is within what a
+race can tell."""
 
 PATIENCE = 2.0
 """Seconds: a race takes 30 ms, and what PyTorch loads at first use."""
@@ -253,17 +255,29 @@ def _locked(file: TextIO) -> bool:
 
 @dataclass(frozen=True)
 class Raced:
-    """Times per call in µs."""
+    """Times per call in µs: of kernels, the pick first, and of PyTorch's attention where it took part. Without any time
+    none was raced, and the pick stays."""
 
-    us: float
-    torch_us: float
+    us: tuple[float, ...]
+    torch_us: float | None = None
+
+    @property
+    def best(self) -> int:
+        """Of the kernels: the pick, unless another is clearly faster."""
+        least = min(self.us, default=0.0)
+        return self.us.index(least) if self.us and least <= FASTER * self.us[0] else 0
 
     @property
     def won(self) -> bool:
-        return self.us <= FASTER * self.torch_us
+        """Whether a kernel runs."""
+        return self.torch_us is None or self.us[self.best] <= FASTER * self.torch_us
 
-    def __str__(self) -> str:
-        return f"{self.us:.1f} µs beside {self.torch_us:.1f} µs of PyTorch's"
+    def words(self, names: Sequence[str]) -> str:
+        """The time of the best of the kernels of these names, and those of the others."""
+        others = [f"{us:.1f} µs of {name}" for us, name in zip(self.us, names)]
+        others.pop(self.best)
+        others += [] if self.torch_us is None else [f"{self.torch_us:.1f} µs of PyTorch's"]
+        return f"{self.us[self.best]:.1f} µs beside {' and '.join(others)}"
 
 
 class Races:
@@ -283,15 +297,20 @@ class Races:
             return self._mine[name]
         self._refresh()
         row = appended.parsed(name, self._lines[name]) if name in self._lines else None
-        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(us, (int, float)) and us > 0 for us in row)):
+        if not (isinstance(row, list) and len(row) == 2 and isinstance(row[0], list) and row[0]):
             return None
-        return self._mine.setdefault(name, Raced(*row))
+        us, torch_us = row
+        if not all(isinstance(one, (int, float)) and one > 0 for one in (*us, 1 if torch_us is None else torch_us)):
+            return None
+        return self._mine.setdefault(name, Raced(tuple(us), torch_us))
 
-    def add(self, key: Key, raced: Raced) -> None:
-        """Keep it, on disk too if that can be written."""
+    def add(self, key: Key, raced: Raced, lasts: bool = True) -> None:
+        """Keep it, if it `lasts` on disk too, if that can be written."""
         name = appended.name_of(key)
         self._mine[name] = raced
-        appended.append(self.path, name, [round(raced.us, 3), round(raced.torch_us, 3)])
+        if lasts:
+            us, torch_us = [round(one, 3) for one in raced.us], raced.torch_us
+            appended.append(self.path, name, [us, torch_us and round(torch_us, 3)])
 
     @contextlib.contextmanager
     def turn(self, patience: float = PATIENCE) -> Iterator[None]:

@@ -38,6 +38,7 @@ class Pick:
     config: KernelConfig
     why: str = "the test says so"
     estimated: bool = False
+    rivals: tuple[KernelConfig, ...] = ()
 
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -143,7 +143,7 @@ def _chosen() -> Iterator[Any]:
     configs = load_space("flash_scalar", l4).starting_configs()[:2]
     wrong = KernelConfig("flash_scalar", configs[0].params | {"BLOCK_M": 7})
     picks: list[Any] = [
-        SimpleNamespace(family="flash_scalar", config=config, why="It was fast.", estimated=guessed)
+        SimpleNamespace(family="flash_scalar", config=config, why="It was fast.", estimated=guessed, rivals=())
         for config in (*configs, wrong)
         for guessed in (False, True)
     ]

@@ -1,4 +1,5 @@
-"""On a card that nobody measured the pick and PyTorch race once for a size of problems, and the faster runs."""
+"""A pick and its rivals race once for a size of problems, and PyTorch with them on a card that nobody measured: the
+fastest runs."""
 
 import contextlib
 import dataclasses
@@ -13,12 +14,13 @@ import torch
 import evoattn
 from evoattn.backends import appended
 from evoattn.model.gpu import GPUS
+from evoattn.model.space import KernelConfig
 from evoattn.ops import choice
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, DELAY_US, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.wins import FASTER, Raced, Races
-from tests.ops.fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
+from tests.ops.fake_device import WGMMA, FakeDevice, Pick, build, near, reference, tensors, wgmma_pick
 
 
 def guess(problem, gpu):
@@ -60,18 +62,23 @@ def test_a_clock_takes_what_the_cpu_takes_from_a_first_call(monkeypatch):
 
 
 class FakeClock:
-    """Times are what the test says; the calls that it times are made."""
+    """Times are what the test says; the calls that it times are made. The kernel that is timed first is ours."""
 
-    def __init__(self, us=10.0, torch_us=20.0, room=1 << 40):
-        self.us, self.torch_us, self.free, self.asked = us, torch_us, room, []
+    def __init__(self, us=10.0, torch_us=20.0, room=1 << 40, rival_us=5.0):
+        self.took, self.free, self.asked = {"ours": us, "rival": rival_us, "torch": torch_us}, room, []
+        self.first = None
 
     def time_us(self, run, count):
         before = len(self.device.launches)
         for _ in range(count):
             run()
-        mine = len(self.device.launches) > before
-        self.asked.append(("ours" if mine else "torch", count))
-        return self.us if mine else self.torch_us
+        who = "torch"
+        if self.device.launches[before:]:
+            memory = self.device.launches[-1].smem_bytes
+            self.first = self.first or memory
+            who = "ours" if memory == self.first else "rival"
+        self.asked.append((who, count))
+        return self.took[who]
 
     def first_us(self, run):
         return self.time_us(run, 1)
@@ -80,7 +87,7 @@ class FakeClock:
     def spent_us(self):
         """What the race took of the GPU."""
         turns = max(0, len(self.asked) - 2)
-        return turns * DELAY_US + sum(n * (self.us if who == "ours" else self.torch_us) for who, n in self.asked)
+        return turns * DELAY_US + sum(count * self.took[who] for who, count in self.asked)
 
     def room(self, index):
         return self.free
@@ -90,12 +97,12 @@ class FakeClock:
 def card(tmp_path):
     """Makes a process on the card anew: (device, clock, runtime)."""
 
-    def make(**words):
+    def make(pick=guess, build=build, cores=2, **words):
         clock = FakeClock(**words)
         clock.device = device = FakeDevice()
         device._batch = 2
-        held = Race(Races(tmp_path / "data" / "races.jsonl"), clock)
-        return device, clock, Runtime(device, guess, tmp_path, build, race=held)
+        held = Race(Races(tmp_path / "data" / "races.jsonl"), clock, cores)
+        return device, clock, Runtime(device, pick, tmp_path, build, race=held)
 
     return make
 
@@ -132,10 +139,10 @@ def test_the_faster_kernel_runs_from_the_first_call_on_and_in_the_next_process(c
 
 
 def test_the_last_turn_has_the_calls_that_the_whole_budget_has_room_for(card):
-    _, clock, runtime = card(us=2550.0, torch_us=2550.0)
+    _, clock, runtime = card(us=1500.0, torch_us=1500.0)
     with current.use(runtime):
         assert near(*call())
-    assert [count for _, count in clock.asked] == [1, 1, 2, 2, 2, 2]
+    assert [count for _, count in clock.asked] == [1, 1, 3, 3, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("us", [20.0, 20.0 * FASTER + 0.1, 500.0])
@@ -166,9 +173,9 @@ def test_lengths_race_once_for_a_size(card):
 @pytest.mark.parametrize(
     ("us", "torch_us", "turns"),
     [
-        (10.0, 12.0, 2),
+        (10.0, 12.0, 3),
         (10.0, 10.0 * CLEAR + 1, 1),  # one turn says it all
-        (1_000.0, 1_400.0, 2),
+        (1_000.0, 1_400.0, 3),
         (5_000.0, 5_100.0, 1),
         (9_000.0, 9_700.0, 0),  # took 38.9 ms when each ran twice
         (10_000.0, 20_000.0, 0),
@@ -322,7 +329,7 @@ class Overtaken(Races):
     @contextlib.contextmanager
     def turn(self):
         with super().turn():
-            self.find = lambda key: Raced(1.0, 2.0)
+            self.find = lambda key: Raced((1.0,), 2.0)
             yield
 
 
@@ -348,7 +355,7 @@ def test_one_process_races_at_a_time_and_none_waits_for_ever(tmp_path):
 def _adds(path, first):
     races = Races(path)
     for number in range(first, first + 200):
-        races.add((number,), Raced(1.0 + number, 2.0))
+        races.add((number,), Raced((1.0 + number,), 2.0))
 
 
 def test_two_processes_at_once_lose_nothing(tmp_path):
@@ -360,22 +367,160 @@ def test_two_processes_at_once_lose_nothing(tmp_path):
     for one in both:
         one.join()
     races = Races(path)
-    assert all(races.find((n,)) == Raced(1.0 + n, 2.0) for first in (0, 1000) for n in range(first, first + 200))
+    assert all(races.find((n,)) == Raced((1.0 + n,), 2.0) for first in (0, 1000) for n in range(first, first + 200))
 
 
 def test_what_is_no_race_in_the_file_is_passed_over(tmp_path):
     path = tmp_path / "races.jsonl"
     races = Races(path)
-    races.add(("kept",), Raced(3.0, 4.0))
-    for value in ([1, "x"], {"us": 1}, [0, 1], [1, 2, 3], None):
+    races.add(("kept",), Raced((3.0,), 4.0))
+    for value in ([[1], "x"], {"us": 1}, [[0], 1], [[1], 2, 3], [1, 2], [[], 1], [["x"], 1], [[1], 0], None):
         appended.append(path, appended.name_of(("odd",)), value)
         assert Races(path).find(("odd",)) is None
     path.write_bytes(path.read_bytes() + b"half a line of a process that was killed")
-    assert Races(path).find(("kept",)) == Raced(3.0, 4.0)
-    races.add(("next",), Raced(5.12345, 6.00049))
-    assert Races(path).find(("next",)) == Raced(5.123, 6.0), "nanoseconds are kept"
+    assert Races(path).find(("kept",)) == Raced((3.0,), 4.0)
+    races.add(("next",), Raced((5.12345, 7.0), 6.00049))
+    races.add(("kernels",), Raced((5.0, 7.0)))
+    races.add(("of this process",), Raced(()), lasts=False)
+    assert Races(path).find(("next",)) == Raced((5.123, 7.0), 6.0), "nanoseconds are kept"
+    assert Races(path).find(("kernels",)) == Raced((5.0, 7.0)) and not Races(path).find(("of this process",))
     row = path.read_text().splitlines()[1].split(" ", 2)[2]
-    assert json.loads(row) == [3.0, 4.0], "plain data"
+    assert json.loads(row) == [[3.0], 4.0], "plain data"
+
+
+RIVAL = KernelConfig("flash_wgmma", WGMMA | {"BLOCK_N": 128})
+
+
+def rivals(problem, gpu, estimated=False):
+    found = wgmma_pick(problem, gpu)
+    return found and dataclasses.replace(found, estimated=estimated, rivals=(RIVAL,))
+
+
+@pytest.mark.parametrize(("rival_us", "wins"), [(5.0, True), (10.0 * FASTER + 0.01, False), (90.0, False)])
+def test_the_faster_of_a_pick_and_its_rival_runs_here_and_in_the_next_process(card, rival_us, wins):
+    for process in range(2):
+        device, clock, runtime = card(rivals, rival_us=rival_us)
+        with current.use(runtime):
+            assert "in a race" not in said() or process
+            assert near(*call(strict=True))
+            before = len(device.launches)
+            assert near(*call(strict=True)) and checked(device, before) == 1
+            ours, other = f"{10.0:.1f} µs", f"{rival_us:.1f} µs"
+            first, second = (other, ours) if wins else (ours, other)
+            kernel = "BLOCK_N=128" if wins else "BLOCK_N=64"
+            assert kernel in said().split(" runs: ")[0] and f"it took {first} beside {second} of flash" in said()
+        assert [who for who, _ in clock.asked[:2]] == ([] if process else ["ours", "rival"])
+
+
+def test_a_card_that_nobody_measured_races_all_of_them(card):
+    for _ in range(2):
+        _, clock, runtime = card(lambda *of: rivals(*of, estimated=True), torch_us=7.0)
+        with current.use(runtime):
+            call()
+            assert "took 5.0 µs beside 10.0 µs of flash_wgmma" in said() and " and 7.0 µs of PyTorch's" in said()
+    assert not clock.asked
+    _, clock, runtime = card(lambda *of: rivals(*of, estimated=True), torch_us=5.0)
+    with current.use(runtime):
+        call(80)
+        assert said(80).startswith("SDPA runs") and {who for who, _ in clock.asked} == {"ours", "rival", "torch"}
+
+
+def test_who_asks_for_no_race_has_the_pick(card):
+    _, clock, runtime = card(rivals)
+    with current.use(runtime):
+        try:
+            evoattn.enable(race=False)
+            assert near(*call(strict=True)) and "BLOCK_N=64" in said()
+            evoattn.disable()
+            torch.use_deterministic_algorithms(True)
+            assert near(*call(strict=True)) and "BLOCK_N=64" in said()
+        finally:
+            torch.use_deterministic_algorithms(False)
+            evoattn.disable()
+        assert not clock.asked
+    _, clock, runtime = card(rivals, cores=1)
+    with current.use(runtime):
+        assert near(*call(strict=True)) and not clock.asked
+
+
+def test_bits_that_every_batch_has_do_not_depend_on_times(card):
+    genes = WGMMA | {"BLOCK_N": 48, "RESCALE": "lazy_after"}
+    kernels = [KernelConfig("flash_wgmma", genes | {"BLOCK_M": rows}) for rows in (64, 128)]
+    _, clock, runtime = card(lambda *_: Pick("flash_wgmma", kernels[0], rivals=tuple(kernels[1:])))
+    with current.use(runtime):
+        call(batch_invariant=True)
+        assert not clock.asked
+    _, clock, runtime = card(lambda *_: Pick("flash_wgmma", kernels[0], rivals=tuple(kernels[1:])))
+    with current.use(runtime):
+        call()
+        assert clock.asked
+
+
+@pytest.mark.parametrize("why", ["compiled", "memory", "address", "long"])
+def test_a_size_that_began_without_a_race_keeps_its_pick_in_this_process(card, why):
+    us = 16_000.0 if why == "long" else 10.0
+    device, clock, runtime = card(rivals, room=10 if why == "memory" else 1 << 40, us=us)
+    q, k, v = tensors()
+    odd = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    asked = evoattn.ops.call.Call(odd if why == "address" else q, k, v, enable_gqa=True, compiled=why == "compiled")
+    with current.use(runtime):
+        assert near(runtime.attend(asked), reference(q, k, v))
+        before, clock.free, timed = len(device.launches), 1 << 40, len(clock.asked)
+        runtime.forget()
+        assert near(*call(strict=True)) and checked(device, before) == 1 and len(clock.asked) == timed
+        assert "BLOCK_N=64" in said().split(" runs: ")[0]
+    device, clock, runtime = card(rivals)
+    with current.use(runtime):
+        assert near(*call(strict=True)) and clock.asked, "the next process races"
+
+
+def test_a_capture_takes_the_pick_that_is_loaded(card):
+    device, clock, runtime = card(rivals)
+    with current.use(runtime):
+        (sentence,) = evoattn.warmup("B=2,H=4,Hkv=2,Sq=37,Sk=45,D=64")
+        assert "BLOCK_N=64" in sentence and device.loads == 2, "the rival, too"
+        device.is_capturing = True
+        assert near(*call(strict=True))
+        device.is_capturing = False
+        assert near(*call(strict=True)) and not clock.asked
+
+
+def test_calls_that_are_too_long_for_a_rival_leave_it_out(card):
+    for _ in range(2):
+        _, clock, runtime = card(lambda *of: rivals(*of, estimated=True), us=8_000.0, torch_us=9_000.0)
+        with current.use(runtime):
+            call()
+            assert "took 8000.0 µs beside 9000.0 µs of PyTorch's" in said()
+    assert not clock.asked, "and so in the next process"
+
+
+def test_a_rival_that_no_compiler_makes_is_left_out(card):
+    def some(family, problem, config, *others):
+        if config == RIVAL:
+            raise RuntimeError("no registers")
+        return build(family, problem, config, *others)
+
+    device, clock, runtime = card(rivals, build=some)
+    with current.use(runtime), pytest.warns(RuntimeWarning, match="no registers"):
+        assert near(*call(strict=True)) and not clock.asked
+        assert near(*call(strict=True)) and "BLOCK_N=64" in said() and device.loads == 1
+
+
+def test_a_call_that_waits_for_no_compiler_does_not_wait_for_a_rival_s(card):
+    compiled = []
+
+    def counted(family, problem, config, *others):
+        compiled.append(config["BLOCK_N"])
+        return build(family, problem, config, *others)
+
+    _, clock, runtime = card(
+        lambda problem, gpu: rivals(problem, gpu) if problem.seqlen_q > 64 else guess(problem, gpu), build=counted
+    )
+    with current.use(runtime):
+        call()
+        timed = len(clock.asked)
+        assert compiled == [64] and near(*call(80, strict=True))
+        assert compiled == [64] and len(clock.asked) == timed
 
 
 @pytest.mark.slow
