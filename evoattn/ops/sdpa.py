@@ -212,9 +212,9 @@ def enable(
     """Put evoattn behind every `scaled_dot_product_attention` of the process. An `sdpa_kernel` later on has PyTorch's
     backends run.
 
-    Kernels that were measured on no GPU of this kind race PyTorch's attention at the first eager call of a problem, and
-    the faster runs from then on. Here and in `evoattn.attention` `estimated=True` lets them run without a race, and
-    `race=False` never.
+    At the first eager call of a problem its kernel races others that may be faster, and one that was measured on no GPU
+    of this kind PyTorch's attention; the fastest runs from then on. Here and in `evoattn.attention` `estimated=True`
+    lets the latter run without a race; with `race=False` they never run, and no kernels race.
 
     With `batch_invariant=True` all calls of the process keep what the argument of that name promises ("The same bits"
     in docs/serves.md), those of `evoattn.attention` too, and raise `NoKernel` where no kernel can; those that
