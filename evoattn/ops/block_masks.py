@@ -102,13 +102,15 @@ def why_not(mask: BlockMask, batch: int, heads: int, seqlen_q: int, seqlen_k: in
     if getattr(mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
         return "block_mask is a slice of another"
     counts, indices = mask.kv_num_blocks, mask.kv_indices
-    (rows, keys), blocks = mask.BLOCK_SIZE, -(-seqlen_q // mask.BLOCK_SIZE[0])
+    rows, keys = mask.BLOCK_SIZE
+    if min(rows, keys) < 1:
+        return f"block_mask has blocks of {rows} queries and {keys} keys"
     if tuple(mask.seq_lengths) != (seqlen_q, seqlen_k):
         return f"block_mask is of {mask.seq_lengths[0]} queries and {mask.seq_lengths[1]} keys"
-    sizes = tuple(counts.shape)
+    sizes, blocks = tuple(counts.shape), -(-seqlen_q // rows)
     if counts.dim() != 3 or sizes[0] not in (1, batch) or sizes[1] not in (1, heads) or sizes[2] != blocks:
         return f"block_mask has lists of shape {list(sizes)}"
-    if tuple(indices.shape[:3]) != sizes or min(rows, keys) < 1:
+    if tuple(indices.shape[:3]) != sizes:
         return f"block_mask has lists of shape {list(indices.shape)}"
     for lists in (mask.full_kv_num_blocks, mask.full_kv_indices):
         if lists is not None and tuple(lists.shape[:3]) != sizes:

@@ -74,7 +74,7 @@ class Walk:
     """
 
     def __init__(self, out: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-        self._leaves = leaves
+        self._leaves, self._out = leaves, out  # torch frees what a step in Python saved with the last answer of it
         places = {id(leaf): -1 - i for i, leaf in enumerate(leaves)}
         order = _topological(out.grad_fn)
         numbers = {step: i for i, step in enumerate(order)}

@@ -33,7 +33,7 @@ SCORES = [
     *("s+", "s+table[h]", "s+gate[k,q]", "s+missing[h]", "s if q else k", "(q//3+k%5)*s", "s+gate[h]*(k-q-d)"),
     *("s+max(min(q-k,7),-7)*0.01", "s*2**-1", "where(k<=q+d,s,-inf)", "relu(s)", "sigmoid(s)", "s-1e9*(k>q)"),
     *("where(q<k,-inf,s)", "s+where(k<=q,0,-inf)", "where(k<=q,where(q-k<4,s*2,-inf),-inf)", "where(k<=q,2,-inf)+s"),
-    "s*(k-q)",
+    *("s*(k-q)", "where((k/3.5<q)&(gate[h]*k<q),s,s/(k+1.5))", "-0.5*tanh(s/-0.5)", "0.5*tanh(s/0.5)"),
 ]
 PREDICATES = [
     *("k<=q", "k<=q+d", "(q-k<99)&(k<=q)", "abs(q-k)<=5", "abs(k-q-d)<5", "doc[b,k]==doc[b,q]", "q+d>=k", "q-k<3"),

@@ -139,6 +139,8 @@ class FakeDevice:
     def load(self, cubin: bytes) -> int:
         assert not self.is_capturing
         self.loads += 1
+        if cubin.startswith(b"\x7fELF"):
+            raise LaunchError("A fake device runs no machine code.")
         self._modules.append(json.loads(cubin))
         return len(self._modules)
 

@@ -3,6 +3,7 @@
 Of `mask_blocks.cuh` and `score_range.cuh`.
 """
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 
 from benchmarks.flex.mods import MODS, Shape, Written
+from evoattn.backends import compiler
 from evoattn.backends.base import LaunchError
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.includes import resolve
@@ -84,9 +86,6 @@ OF_BOTH = Written(
 )
 BARE = torch.ones(77, 144, dtype=torch.bool)  # rows of whole words
 BARE[32:48, 64:] = BARE[48:, :64] = False
-SPOTS = torch.ones(77, 131, dtype=torch.bool)
-SPOTS[5, 40] = SPOTS[60, 129] = False
-OF_SPOTS = Written(mask_mod=lambda b, h, q, k: SPOTS[q, k])  # past the first 32 keys of their blocks
 STARTS = torch.tensor([0] + [90] * 7 + [0] * 8)
 OF_HASH = Written(mask_mod=lambda b, h, q, k: q > STARTS[(k * 30000001) % 16])
 """Products from key 72 on are no int, so that of a warp's keys some have one element and others may have any."""
@@ -106,7 +105,6 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("images_in_text", (16, 48)),  # keys that are asked for one by one
         ("of both", (40, 70)),
         ("of bare blocks", (48, 32)),
-        ("of spots", (16, 70)),
         ("of coarse pairs", (16, 32)),
         ("of each kind", (16, 32)),
         ("of a hash", (16, 32)),
@@ -117,7 +115,6 @@ def test_lists_are_torch_s(name, blocks):
     own = {
         "of both": OF_BOTH,
         "of bare blocks": OF_BARE,
-        "of spots": OF_SPOTS,
         "of coarse pairs": OF_COARSE,
         "of a hash": OF_HASH,
         "of each kind": Written(None, of_each_kind, by_head=True),
@@ -130,6 +127,59 @@ def test_lists_are_torch_s(name, blocks):
     assert theirs.kv_num_blocks.any() and (name != "prefix_lm" or theirs.full_kv_num_blocks.any())
     for list_name, one in found.items():
         assert torch.equal(one, getattr(theirs, list_name)), list_name
+
+
+def runs(*sizes, width, seed):
+    """Whole numbers below 6 in runs along the last dimension; of the second and third head with others between."""
+    chance = torch.Generator().manual_seed(seed)
+    drawn = lambda *of: torch.randint(6, of, generator=chance)
+    long = drawn(*sizes[:-1], -(-sizes[-1] // width)).repeat_interleave(width, -1)[..., : sizes[-1]]
+    lone = torch.rand(sizes, generator=chance) < torch.tensor([0.0, 0.004, 0.04])[:, None]
+    return torch.where(lone, drawn(*sizes), long)
+
+
+@pytest.mark.parametrize(
+    "rows, keys, blocks",
+    [(100, 150, (16, 32)), (150, 210, (40, 70)), (200, 130, (96, 40)), (70, 230, (33, 3)), (220, 300, (100, 140))],
+)
+def test_lists_of_what_is_alike_in_parts_of_blocks_are_torch_s(rows, keys, blocks):
+    """A block is known by the ranges of all of it, of each key, of its parts, or pair by pair, as it comes."""
+    few, many = (runs(2, 3, rows, width=width, seed=width) for width in (2 * blocks[0], blocks[0] // 3))
+    own, other = (runs(2, 3, keys, width=width, seed=width) for width in (2 * blocks[1], 1 + blocks[1] // 3))
+
+    def seen(b, h, q, k):
+        alike = (few[b, h, q] <= own[b, h, k]) | (many[b, h, q] < other[b, h, k] + h - 3 * b)
+        return alike | (q + 2 * k > 2 * keys - 20 * h)
+
+    found = lists_of(seen, MaskShape(2, 3, rows, keys, *blocks))
+    theirs = block_masks.TORCH(seen, 2, 3, rows, keys, "cpu", blocks)
+    assert theirs.full_kv_num_blocks.sum() > 9 and theirs.kv_num_blocks.sum() > 9
+    for name, one in found.items():
+        assert torch.equal(one, getattr(theirs, name)), name
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_one_pair_of_a_block_decides_wherever_it_lies(is_paired):
+    """Of a head all others are seen, of the other one all others are hidden."""
+    at_rows, at_keys = (0, 31, 32, 39), (0, 31, 32, 63, 64, 69)
+    rows, keys = torch.zeros(160, dtype=torch.int32), torch.zeros(420, dtype=torch.int32)
+    rows[[40 * block + at for block, at in enumerate(at_rows)]] = 1
+    keys[[70 * block + at for block, at in enumerate(at_keys)]] = 1
+    pairs = rows[:, None] * keys
+    of = (lambda q, k: pairs[q, k]) if is_paired else (lambda q, k: rows[q] * keys[k])
+    found = lists_of(lambda b, h, q, k: of(q, k) == h, MaskShape(1, 2, 160, 420, 40, 70))
+    assert (found["kv_num_blocks"] == 6).all() and (found["q_num_blocks"] == 4).all()
+    assert not found["full_kv_num_blocks"].any() and not found["full_q_num_blocks"].any()
+
+
+def test_parts_of_a_block_that_are_alike_decide():
+    """Of 32 rows and keys each: one of four is seen or hidden whole, in all ways."""
+    rows = torch.tensor([1, 2, 2, 1], dtype=torch.int32).repeat_interleave(32)
+    keys = torch.tensor([*itertools.product(range(4), repeat=2)], dtype=torch.int32).flatten().repeat_interleave(32)
+    seen = lambda b, h, q, k: (rows[q] & keys[k]) > 0
+    found = lists_of(seen, MaskShape(1, 1, 128, 1024, 64, 64))
+    theirs = block_masks.TORCH(seen, 1, 1, 128, 1024, "cpu", 64)
+    assert all(torch.equal(one, getattr(theirs, name)) for name, one in found.items())
 
 
 LEAST, MOST, SIZE = -(1 << 31), (1 << 31) - 1, 5
@@ -323,16 +373,20 @@ def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tm
 
     monkeypatch.setattr(block_masks, "_run", run)
     monkeypatch.setattr(block_masks, "LoadedKernel", lambda *_: "kernel")
-    files = SimpleNamespace(get=lambda _: SimpleNamespace(cubin=b""))
+    compiled, kept = SimpleNamespace(cubin=b""), []
+    monkeypatch.setattr(compiler, "compile_source", lambda text, arch: compiled)
+    files = SimpleNamespace(get=lambda _: kept[0] if kept else None, put=lambda candidate, one: kept.append(one))
     monkeypatch.setattr(block_masks, "KernelFiles", lambda folder, version: folder.parent and files)
     platform = SimpleNamespace(spec=lambda _: GPUS["h100"], identity=lambda _: "a machine")
     given = platform, torch.device("cpu"), "", mask.mask_mod, MaskShape(1, 1, 100, 100, 128, 128), {}, ()
     monkeypatch.setattr(block_masks, "TORCH", None)
     assert block_masks._checked(*given) == block_masks._checked(*given) == "kernel"
-    assert shapes == [(100, 100)]
+    assert shapes == [(100, 100)] and kept == [compiled]
     monkeypatch.setattr(block_masks, "TORCH", torch_flex.create_block_mask)
     of_two = lambda b, h, q, k: q < torch.tensor([9, 8])  # torch's function asks pair by pair
     assert block_masks._lists_by_pairs(of_two, given[4], torch.device("cpu")) is None
+    pair = lambda b, h, q, k: mask.mask_mod(b, h, q, k) if q.dim() == 0 else None
+    assert block_masks._checked(*given[:2], "pair by pair", pair, *given[4:]) == "kernel"
     other = lambda b, h, q, k: q < -k
     with pytest.warns(RuntimeWarning, match="were others"):
         assert block_masks._checked(*given[:2], "other", other, *given[4:]) is None
@@ -438,7 +492,9 @@ def test_small_tiles_have_lists_of_their_own(monkeypatch):
         assert flex.calls(flex.Call(q, q, q), None, other)[0]().blocks == "128x128:2/0/3"
         second.kv_num_blocks += 0
         assert finer(second) is second
-        unread = new()
+        unread, another = new(), new()
+        another.mask_mod = lambda b, h, q, k: ids[q] == ids[k]
+        assert finer(another) is another, "its lists are of another function"
         ids += 1
         assert finer(first) is first and finer(unread) is unread, "blocks that its own lists hide stay hidden"
         with torch.inference_mode():

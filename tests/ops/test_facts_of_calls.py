@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import evoattn
 from evoattn.families.registry import load_space
@@ -18,7 +19,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import arguments, attention_fp8, flex
 from evoattn.ops import given as given_arguments
-from evoattn.ops.call import Call
+from evoattn.ops.call import Call, terms_of
 from evoattn.ops.choice import Choice, Refusal, choose
 from tests.support.facts import answer, changed
 
@@ -199,6 +200,7 @@ GIVEN: list[dict[str, Any]] = [
     *(
         {"enable_gqa": True, "deterministic": True},
         {"batch_invariant": 1},
+        {"batch_invariant": True},
         {"sinks": torch.zeros(4)},
         {"causal": "both"},
     ),
@@ -232,7 +234,9 @@ def _given() -> Iterator[tuple[str, Any]]:
         query, key = _numbers(*of_query), _numbers(*of_key)
         yield f"{name}, arguments", [_made(query, key, places | words) for words in ({}, *GIVEN)]
         others = (query[0], key), (query, key[0]), (query, key[..., :8]), (query, "no"), (query, key[:0])
-        yield f"{name}, tensors", [_made(*tensors, places) for tensors in others]
+        values = [_made(query, key, places, value) for value in (key[0], key[:1], "no")]
+        yield f"{name}, tensors", [*(_made(*tensors, places) for tensors in others), *values]
+        yield f"{name}, scales of nothing", [_made(query, key.to(E4M3), places | {"k_scale": 0, "v_scale": 0.0})]
         eight, scales = key.to(E4M3), itertools.product(SCALES, SCALES[:2] + SCALES[-6:])
         yield f"{name}, scales", [_made(query, eight, places | {"k_scale": k, "v_scale": v}) for k, v in scales]
         keys = eight, key.to(E5M2), key.to(torch.int8), key
@@ -245,6 +249,33 @@ def _given() -> Iterator[tuple[str, Any]]:
     of_columns = torch.rand(5, 4, 1, 4, generator=torch.Generator().manual_seed(3))
     for scale in (of_columns, of_columns.double(), of_columns[..., :2], of_columns.mT.contiguous().mT, None):
         yield f"columns {_shown(scale)}", _made(_numbers(2, 3, 4, 576), cache, places | {"v_scale": scale}, latent)
+
+
+def _masked() -> Iterator[Any]:
+    """What calls become beside a mask of torch's, or why torch alone answers to it."""
+    shapes = (
+        (8, 24),
+        (2, 8, 24),
+        (4, 8, 24),
+        (2, 4, 8, 24),
+        (2, 1, 1, 24),
+        (1, 4, 8, 1),
+        (7, 24),
+        (24,),
+        (1, 1, 4, 8, 24),
+    )
+    masks: list[Any] = [torch.ones(of, dtype=torch.half) for of in shapes]
+    masks += [one < torch.arange(one.shape[-1]) % 3 for one in masks[:6]] + [masks[0].float(), 1, None]
+    masks += [made(*of) for made in (causal_upper_left, causal_lower_right) for of in ((8, 24), (8, 8), (24, 24))]
+    plain = Call(*_tensors(4, 4, 8, 24, 64, 64, torch.float16))
+    grouped = replace(plain, key=plain.key[:, :2], value=plain.value[:, :2])
+    calls = [plain, grouped, replace(grouped, enable_gqa=True), replace(plain, mask="causal_upper_left")]
+    calls += [replace(plain, terms=terms_of(bias=masks[0])), replace(plain, query=plain.query[0])]
+    calls += [replace(plain, query=plain.query.double()), replace(plain, key="no")]
+    for call, mask in itertools.product(calls, masks):
+        made = answer(given_arguments.with_mask, call, mask)
+        told = made if isinstance(made, str) else [made.mask, *map(_shown, made.terms)]
+        yield [given_arguments.causal_kind(mask), answer(given_arguments.why_only_torch, mask, call), told]
 
 
 def facts() -> Iterator[tuple[str, Any]]:
@@ -272,6 +303,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     descales = [2, 0.5, -1.0, "one", *(torch.rand(of) for of in ((), (1,), (1, 1), (2, 2), (2, 2, 2), (2, 2, 3), (4,)))]
     yield "scales", [_scales(answer(attention_fp8._scales, (one, None, 3.0), query, key)) for one in descales]
     yield "chosen", [*_chosen()]
+    yield "masks of torch", [*_masked()]
     yield from _given()
 
 

@@ -25,6 +25,7 @@ TOPICS = {
     "exports": "tests.export.test_facts_of_exports",
     "samplers": "tests.samplers.test_facts_of_samplers",
     "calls": "tests.ops.test_facts_of_calls",
+    "masks": "tests.ops.test_facts_of_masks",
     "breeding": "tests.portfolio.test_facts_of_breeding",
     "records": "tests.storage.test_facts_of_records",
     "searching": "tests.search.test_facts_of_searches",
