@@ -417,9 +417,21 @@ def test_counts_of_a_mask_are_those_of_the_first_one_like_it_or_likely_ones(monk
     unread = f"64x64:{block_masks.UNREAD}"
     for lists in ((counts, indices, full, None), (full, indices, counts, None)):
         assert block_masks.told(unread, lists) == "64x64:2/1/3"
-    for blocks in (1, 2, 9, 500):
-        partial, whole, most = parse_blocks(block_masks.likely(unread, blocks)).counts
-        assert 1 <= partial == whole <= max(1, blocks // 2) and most == partial + whole
+    assert block_masks.told(f"h:{unread}", (full, indices, counts, None)) == "h:64x64:1/2/3"
+    assert block_masks.told(unread, (full, indices[..., :4], counts, None)) == "64x64:1/2/3"
+    few = [parse_blocks(block_masks.likely(unread, blocks)).counts for blocks in (1, 2, 9, 500)]
+    assert few == [(1, 1, 2), (1, 1, 2), (4, 4, 8), (8, 8, 16)]
+
+
+def test_no_kernel_makes_masks_without_a_device_or_of_tables_elsewhere(monkeypatch):
+    shape, cpu, made = MaskShape(1, 1, 9, 9, 16, 16), torch.device("cpu"), []
+    monkeypatch.setattr(block_masks, "_kernel", lambda *of: made.append(of))
+    here, elsewhere = torch.zeros(9), torch.zeros(9, device="meta")
+    for platform, table in ((None, here), ("a platform", elsewhere), (None, elsewhere), ("a platform", here)):
+        assert not made
+        with current.use(SimpleNamespace(platform=platform)):
+            assert block_masks.created(None, shape, cpu, "t0[q]<k", {"t0": table}, None) is None
+    assert made
 
 
 def test_a_block_mask_is_asked_for_by_its_sizes(monkeypatch):

@@ -94,7 +94,8 @@ def _bands() -> Iterator[Any]:
         for block in BLOCKS:
             mask = _made(seen, SHAPE, (1, 1), block)
             yield [block_masks.agrees(mask, block_masks.Kept(()), other) for other in bands]
-            yield [_exact(one) for one in block_masks.lists_of(mask, block_masks.counted(mask), 301)]
+            known = block_masks.counted(mask)
+            yield [_exact(one) for keys in (301, 200, 400) for one in block_masks.lists_of(mask, known, keys)]
             yield block_masks.text_of(mask, block_masks.kept(mask)), _exact(block_masks.table_of(mask, 301))
 
 
@@ -113,6 +114,11 @@ def facts() -> Iterator[tuple[str, Any]]:
         "calls that do not fit",
         [answer(block_masks.why_not, mask, *numbers) for numbers in ((3, *of[1:]), (2, 5, *of[2:]), (2, 4, 78, 301))],
     )
+    inner, (b, h, q, k) = (
+        block_masks.authoritative(mask, 301).mask_mod,
+        torch.meshgrid(*map(torch.arange, of), indexing="ij"),
+    )
+    yield "what lists and function say", _exact(inner(b, h, q, k))
     yield "bands", [*_bands()]
     few, many = torch.tensor([[[0, 0, 1], [3, 9, 0]]]), torch.full((2, 3, 5), 99)
     pairs = (few, few.flip(2)), (few, None), (few * 0, few * 0), (many, None), (many, many - few.sum())

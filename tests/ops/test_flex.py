@@ -210,6 +210,11 @@ def test_a_mask_of_ours_that_is_a_band_is_not_looked_at(device):
     block_masks.kept(mask).agrees[band] = True
     q, k, v = tensors(2, 4, 4, ROWS, KEYS)
     assert not block_masks.is_known(mask, None) and not block_masks.is_known(mask, Band(ROWS, KEYS, -3, 0))
+    other = Band(ROWS, KEYS, -9, 0)
+    block_masks.kept(mask).agrees[other] = False
+    assert not block_masks.is_known(mask, other)
+    block_masks.kept(mask).counts = "1/1/2"
+    assert block_masks.is_known(mask, other) and block_masks.is_known(mask, None)
     assert block_masks.is_known(mask, band) and flex.calls(flex.Call(q, k, v), None, mask)[0]().window == (39, 0)
 
 
