@@ -3,8 +3,12 @@
 Of `mask_blocks.cuh` and `score_range.cuh`.
 """
 
+import ctypes
 import itertools
+import math
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,9 +24,10 @@ from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, KernelLaunch
 from evoattn.model.paths import TEMPLATES
+from evoattn.model.records import CompiledKernel
 from evoattn.ops import block_masks, flex
 from evoattn.ops.runtime import current
-from tests.support.compiles import ptx_kept
+from tests.support.compiles import NOT_KNOWN, ptx_kept
 
 SHAPE = Shape(2, 2, 77, 131)
 
@@ -231,6 +236,136 @@ def wrapped(x):
     if x[0] < 0 <= x[1]:
         return 0, SIZE - 1
     return tuple(min(max(at + (SIZE if at < 0 else 0), 0), SIZE - 1) for at in x)
+
+
+IDS = torch.arange(400) // 37
+
+
+class OnInterpreter:
+    """In place of `LoadedKernel`: makes lists in the memory that addresses say, of the table `IDS`."""
+
+    config = function = kernel = None
+    shapes: ClassVar[list[MaskShape]] = []
+
+    def __init__(self, code, platform, index):
+        self.ptx = CompiledKernel(b"", code.decode(), NOT_KNOWN)
+
+    def bound(self, launches, places):
+        heads, *sizes = (one.value for one in launches[0].args[1:6])
+        shape = MaskShape(launches[0].grid[2] // heads, heads, *sizes)
+        self.shapes.append(shape)
+        kinds = {STATES: (torch.uint8, (math.prod(shape.blocks) * launches[0].grid[2],))}
+        kinds |= {name: (torch.int32, size) for name, size in zip(LISTS, shape.list_shapes, strict=True)}
+        kinds |= {name: (IDS.dtype, IDS.shape) for name in places if name not in kinds}
+        self.launches, self.places, self.kinds = launches, places, kinds
+        return [self]
+
+    def bind(self, addresses):
+        self.addresses = addresses
+
+    def set_stream(self, stream):
+        assert stream == 7
+
+    def arguments(self):
+        buffers = {}
+        for name, (number, offset) in self.places.items():
+            dtype, size = self.kinds[name]
+            memory = (ctypes.c_char * (math.prod(size) * dtype.itemsize)).from_address(self.addresses[number] + offset)
+            buffers[name] = torch.frombuffer(memory, dtype=dtype).view(size)
+        assert not InterpreterBackend().run(self.ptx, self.launches, buffers)
+        return 0
+
+
+@pytest.fixture
+def on_interpreter(monkeypatch, tmp_path, device):
+    """Masks of the current runtime are made by kernels, with one that is checked first."""
+
+    def compiled(text, arch):
+        ptx = ptx_kept(text, arch).ptx
+        return CompiledKernel(ptx.encode(), "", NOT_KNOWN)
+
+    monkeypatch.setattr(compiler, "compile_source", compiled)
+    monkeypatch.setattr(block_masks, "cubin_cache", lambda: tmp_path)
+    monkeypatch.setattr(block_masks, "LoadedKernel", OnInterpreter)
+    monkeypatch.setattr(OnInterpreter, "shapes", [])
+    for name in ("_loaded", "_sources", "_worth"):
+        monkeypatch.setattr(block_masks, name, {})
+    launch = lambda config, function, arguments, _: device.status or arguments()
+    monkeypatch.setattr(device, "launch", launch)
+    device.now = 7
+    return device
+
+
+def same_lists(mask, mask_mod, *sizes):
+    theirs = block_masks.TORCH(mask_mod, *sizes)
+    return all(
+        torch.equal(getattr(mask, name), getattr(theirs, name)) and getattr(mask, name).dtype == torch.int32
+        for name in LISTS
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_kernel_makes_the_mask_behind_a_small_one_once(on_interpreter, tmp_path, monkeypatch):
+    seen = lambda b, h, q, k: (IDS[q] == IDS[k]) & (q + 30 * h >= k)
+    for turn in range(2):
+        mask = flex.create_block_mask(seen, None, 2, 400, 280, "cpu", (64, 32))
+        assert mask.mask_mod is seen and same_lists(mask, seen, 1, 2, 400, 280, "cpu", (64, 32))
+        small, asked = MaskShape(1, 1, 300, 280, 128, 128), MaskShape(1, 2, 400, 280, 64, 32)
+        assert OnInterpreter.shapes == [small, *[asked] * (turn + 1)]
+    block_masks._loaded.clear()  # as in the next process
+    monkeypatch.setattr(compiler, "compile_source", None)
+    mask = flex.create_block_mask(seen, None, 2, 90, 280, "cpu", (64, 32))
+    assert same_lists(mask, seen, 1, 2, 90, 280, "cpu", (64, 32)) and len(OnInterpreter.shapes) == 4
+    on_interpreter.status = 5  # the driver refuses
+    assert same_lists(flex.create_block_mask(seen, 1, 1, 90, 90, "cpu"), seen, 1, 1, 90, 90, "cpu")
+    assert len(OnInterpreter.shapes) == 5
+    on_interpreter.gpu = None
+    block_masks._loaded.clear()
+    assert same_lists(flex.create_block_mask(seen, 1, 1, 90, 90, "cpu"), seen, 1, 1, 90, 90, "cpu")
+    assert len(OnInterpreter.shapes) == 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_that_hide_keys_have_lists_where_they_are_many(on_interpreter, monkeypatch):
+    """And blocks are hidden, of what may change from call to call."""
+    tables = [IDS, IDS.float().requires_grad_()]
+    query, key = torch.zeros(2, 3, 300, 16, dtype=torch.float16), torch.zeros(2, 3, 400, 16, dtype=torch.float16)
+    call, shown = flex.Call(query, key, key), lambda b, h, q, k: (tables[0][q] == tables[0][k]) & (k > 9 * h)
+    hides = lambda s, b, h, q, k: torch.where(shown(b, h, q, k), 2 * s, -torch.inf)
+
+    def blocks(call):
+        made = flex.calls(call, hides, None)
+        first = made[0]()
+        return first.blocks, len(made), first.score.predicate
+
+    def lists(least, share, **changed):
+        block_masks._worth.clear()
+        monkeypatch.setattr(block_masks, "LEAST_SCORES", least)
+        monkeypatch.setattr(block_masks, "MOST_SHARE", share)
+        return [blocks(replace(call, **changed)) for _ in range(2)]
+
+    named = [("h:128x128:2/0/3", 2, "((t0[q]==t0[k])&(k>(h*9)))")] * 2
+    assert lists(2 * 3 * 300 * 400, 0.5) == named
+    assert OnInterpreter.shapes[1:] == [MaskShape(1, 3, 300, 400, 128, 128)] * 2
+    plain = [("", 1, "")] * 2
+    assert lists(2 * 3 * 300 * 400 + 1, 0.5) == lists(0, 0.49) == lists(0, 1.0, batch_invariant=True) == plain
+    assert len(OnInterpreter.shapes) == 4
+    tables.reverse()
+    assert lists(0, 1.0) == plain and len(OnInterpreter.shapes) == 4
+
+
+def test_what_is_kept_of_masks_and_functions_has_a_limit(monkeypatch):
+    """Of each kind as many as its number says."""
+    kept = {"_sources": "MOST_SOURCES", "_read": "MOST_READ"}
+    for name, most in kept.items():
+        monkeypatch.setattr(block_masks, name, {})
+        monkeypatch.setattr(block_masks, most, 2)
+    counts, sizes = torch.ones(1, 1, 1), []
+    for length in range(1, 6):
+        block_masks._printed(f"k<{length}", {})
+        block_masks.told(f"{length}:{block_masks.UNREAD}", (counts, counts, counts, None))
+        sizes.append([len(getattr(block_masks, name)) for name in kept])
+    assert sizes == [[1, 1], [2, 2], [1, 1], [2, 2], [1, 1]]
 
 
 def test_what_lies_between_two_numbers_stays_between_those_of_its_operators():
