@@ -6,6 +6,7 @@ Of `mask_blocks.cuh` and `score_range.cuh`.
 import ctypes
 import itertools
 import math
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
@@ -18,12 +19,8 @@ from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.backends import compiler
 from evoattn.backends.base import LaunchError
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.families.includes import resolve
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
 from evoattn.model.block_list import parse_blocks
-from evoattn.model.gpu import GPUS
-from evoattn.model.launch import Buffer, KernelLaunch
-from evoattn.model.paths import TEMPLATES
 from evoattn.model.records import CompiledKernel
 from evoattn.ops import block_masks, flex
 from evoattn.ops.runtime import current
@@ -187,62 +184,11 @@ def test_parts_of_a_block_that_are_alike_decide():
     assert all(torch.equal(one, getattr(theirs, name)) for name, one in found.items())
 
 
-LEAST, MOST, SIZE = -(1 << 31), (1 << 31) - 1, 5
-ANYTHING = LEAST, MOST
-BOUNDS = LEAST, -70_000, -7, -2, -1, 0, 1, 2, 9, 33, 70_000, MOST
-OF_RANGES = {
-    "lesser_of(x, y)": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
-    "greater_of(x, y)": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
-    "sum_of(x, y)": lambda x, y: (x[0] + y[0], x[1] + y[1]),
-    "difference_of(x, y)": lambda x, y: (x[0] - y[1], x[1] - y[0]),
-    "negative_of(x)": lambda x, y: (-x[1], -x[0]),
-    "size_of(x)": lambda x, y: (max(x[0], -x[1], 0), max(abs(x[0]), abs(x[1]))),
-    "product_of(x, y)": lambda x, y: ends(a * b for a in x for b in y),
-    "quotient_of(x, y)": lambda x, y: (x[0] // y[0], x[1] // y[0]) if is_one(y, 1, MOST) else ANYTHING,
-    "remainder_of(x, y)": lambda x, y: remainders(x, y[0]) if is_one(y, 1, MOST) else ANYTHING,
-    "shifted(x, y)": lambda x, y: (x[0] >> y[0], x[1] >> y[0]) if is_one(y, 0, 31) else ANYTHING,
-    "common_bits(x, y)": lambda x, y: bits(x, y),
-    "is_not(is_less(x, y))": lambda x, y: (x[0] >= y[1], x[1] >= y[0]),
-    "is_less(x, y)": lambda x, y: (x[1] < y[0], x[0] < y[1]),
-    "is_at_most(x, y)": lambda x, y: (x[1] <= y[0], x[0] <= y[1]),
-    "is_equal(x, y)": lambda x, y: (x[0] == x[1] == y[0] == y[1], x[0] <= y[1] and y[0] <= x[1]),
-    "either_of(is_less(x, y), x, y)": lambda x, y: x if x[1] < y[0] else y if x[0] >= y[1] else ends((*x, *y)),
-    f"inside(x, {SIZE}, false)": lambda x, y: tuple(min(max(at, 0), SIZE - 1) for at in x),
-    f"inside(x, {SIZE}, true)": lambda x, y: wrapped(x),
-}
-"""Between what an operator's result lies, by Python's numbers without an end; anything where that is no int."""
-
-
-def ends(numbers):
-    found = list(numbers)
-    return min(found), max(found)
-
-
-def is_one(y, least, most):
-    return y[0] == y[1] and least <= y[0] <= most
-
-
-def remainders(x, y):
-    return (x[0] % y, x[1] % y) if x[0] // y == x[1] // y else (0, y - 1)
-
-
-def bits(x, y):
-    if x[0] == x[1] and y[0] == y[1]:
-        return (x[0] & y[0],) * 2
-    return (0, min(x[1], y[1])) if x[0] >= 0 and y[0] >= 0 else ANYTHING
-
-
-def wrapped(x):
-    if x[0] < 0 <= x[1]:
-        return 0, SIZE - 1
-    return tuple(min(max(at + (SIZE if at < 0 else 0), 0), SIZE - 1) for at in x)
-
-
 IDS = torch.arange(400) // 37
 
 
 class OnInterpreter:
-    """In place of `LoadedKernel`: makes lists in the memory that addresses say, of the table `IDS`."""
+    """In place of `LoadedKernel`: makes lists in the memory that addresses say, of `IDS` and of numbers."""
 
     config = function = kernel = None
     shapes: ClassVar[list[MaskShape]] = []
@@ -256,7 +202,9 @@ class OnInterpreter:
         self.shapes.append(shape)
         kinds = {STATES: (torch.uint8, (math.prod(shape.blocks) * launches[0].grid[2],))}
         kinds |= {name: (torch.int32, size) for name, size in zip(LISTS, shape.list_shapes, strict=True)}
-        kinds |= {name: (IDS.dtype, IDS.shape) for name in places if name not in kinds}
+        tables = launches[0].args[6:]  # of one dimension each, the others numbers
+        for table, size in zip(tables[::2], tables[1::2], strict=True):
+            kinds[table.name] = torch.int32 if size.value == 1 else IDS.dtype, (size.value,)
         self.launches, self.places, self.kinds = launches, places, kinds
         return [self]
 
@@ -316,13 +264,48 @@ def test_a_kernel_makes_the_mask_behind_a_small_one_once(on_interpreter, tmp_pat
     monkeypatch.setattr(compiler, "compile_source", None)
     mask = flex.create_block_mask(seen, None, 2, 90, 280, "cpu", (64, 32))
     assert same_lists(mask, seen, 1, 2, 90, 280, "cpu", (64, 32)) and len(OnInterpreter.shapes) == 4
-    on_interpreter.status = 5  # the driver refuses
-    assert same_lists(flex.create_block_mask(seen, 1, 1, 90, 90, "cpu"), seen, 1, 1, 90, 90, "cpu")
-    assert len(OnInterpreter.shapes) == 5
+
+
+def test_torch_makes_the_mask_where_its_kernel_is_of_no_use(on_interpreter, monkeypatch):
+    """The kernel is asked for once; of functions that take no pairs at once torch's first mask is the measure."""
+    seen = lambda n: lambda b, h, q, k: compared[n](IDS[q], IDS[k])
+    compared = (torch.eq, torch.ne, torch.lt, torch.gt, torch.le, torch.ge)
+    whole = lambda b, h, q, k: seen(1)(b, h, q, k) if q.dim() == 0 else None
+    nothing = lambda b, h, q, k: q < 0
+
+    def made(mask_mod, asked):
+        OnInterpreter.shapes.clear()
+        assert same_lists(flex.create_block_mask(mask_mod, 1, 1, 90, 90, "cpu"), mask_mod, 1, 1, 90, 90, "cpu")
+        assert len(OnInterpreter.shapes) == asked
+
+    with warnings.catch_warnings(action="error"):
+        made(seen(0), 2)
+        made(whole, 2)
+        on_interpreter.is_capturing = True
+        made(seen(2), 0)
+        on_interpreter.is_capturing = False
+        on_interpreter.status = 5  # the driver refuses a later launch
+        made(seen(0), 1)
+    with pytest.warns(RuntimeWarning, match="fake error 5"):
+        made(seen(3), 1)
+    made(seen(3), 0)
+    on_interpreter.status = 0
+    made(seen(3), 0)
+    with monkeypatch.context() as other, pytest.warns(RuntimeWarning, match="were others"):
+        other.setattr(block_masks, "_lists_by_pairs", lambda mask_mod, shape, device: [torch.zeros(9)] * 8)
+        other.setattr(
+            block_masks, "TORCH", lambda _, *given, **words: torch_flex.create_block_mask(nothing, *given, **words)
+        )
+        flex.create_block_mask(seen(4), 1, 1, 90, 90, "cpu")
+    block_masks._loaded.clear()
+    with pytest.warns(RuntimeWarning, match="were others"):  # as its record says
+        made(seen(4), 0)
+    monkeypatch.setattr(compiler, "compile_source", None)
+    with pytest.warns(RuntimeWarning, match="not callable"):
+        made(seen(5), 0)
     on_interpreter.gpu = None
     block_masks._loaded.clear()
-    assert same_lists(flex.create_block_mask(seen, 1, 1, 90, 90, "cpu"), seen, 1, 1, 90, 90, "cpu")
-    assert len(OnInterpreter.shapes) == 5
+    made(seen(0), 0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -368,115 +351,6 @@ def test_what_is_kept_of_masks_and_functions_has_a_limit(monkeypatch):
     assert sizes == [[1, 1], [2, 2], [1, 1], [2, 2], [1, 1]]
 
 
-def test_what_lies_between_two_numbers_stays_between_those_of_its_operators():
-    headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
-    lines = [f"keep(found + {2 * n}, {text});" for n, text in enumerate(OF_RANGES)]
-    text = "\n".join(
-        (
-            *(f'#include "{name}"' for name in headers),
-            "__device__ void keep(int* at, Range range) { at[0] = range.low, at[1] = range.high; }",
-            'extern "C" __global__ void ranges(const int* given, int* all) {',
-            "const int number = blockIdx.x * blockDim.x + threadIdx.x;",
-            "const int* own = given + 4 * number;",
-            f"int* found = all + {2 * len(OF_RANGES)} * number;",
-            "const Range x{own[0], own[1]}, y{own[2], own[3]};",
-            *lines,
-            "}\n",
-        )
-    )
-    ranges = [(low, high) for low in BOUNDS for high in BOUNDS if low <= high]
-    pairs = [(x, y) for x in ranges for y in ranges]
-    count = -(-len(pairs) // 128)
-    given = torch.zeros(count * 128, 4, dtype=torch.int32)
-    given[: len(pairs)] = torch.tensor([(*x, *y) for x, y in pairs], dtype=torch.int32)
-    found = torch.zeros(count * 128, len(OF_RANGES), 2, dtype=torch.int32)
-    launch = KernelLaunch("ranges", (count, 1, 1), (128, 1, 1), 0, (Buffer("given"), Buffer("all")))
-    kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
-    assert not InterpreterBackend().run(kernel, (launch,), {"given": given, "all": found})
-    for (x, y), row in zip(pairs, found.tolist(), strict=False):
-        for name, one in zip(OF_RANGES, row, strict=True):
-            low, high = map(int, OF_RANGES[name](x, y))
-            assert tuple(one) == (ANYTHING if low < LEAST or high > MOST else (low, high)), (name, x, y)
-
-
-ALONE = 0, 1
-"""How far rows lie from each other, and how many there are, of one."""
-OF_LINES = {
-    "one for all": ([(3, 2, 40, *ALONE)] * 32, (13, 91)),
-    "as many as are looked at": ([(0, 1, 4096, *ALONE)] * 32, (10, 4105)),
-    "one more": ([(0, 1, 4097, *ALONE)] * 32, ANYTHING),
-    "rows": ([(7, 2, 40, 100, 5)] * 32, (17, 495)),
-    "rows of too many": ([(0, 1, 1025, 1, 4)] * 32, ANYTHING),
-    "along more": ([(3, 2, 0, 1, 40)] * 32, ANYTHING),
-    "an element each": ([(7 * lane, 0, 1, *ALONE) for lane in range(32)], None),
-    "other first elements": ([(lane // 31, 1, 40, *ALONE) for lane in range(32)], ANYTHING),
-    "other steps": ([(0, 1 + lane // 31, 40, *ALONE) for lane in range(32)], ANYTHING),
-    "other counts": ([(0, 1, 1 + lane // 8, *ALONE) for lane in range(32)], ANYTHING),
-    "other rows": ([(0, 1, 40, 9, 1 + lane // 31) for lane in range(32)], ANYTHING),
-    "rows elsewhere": ([(0, 1, 40, 9 + lane // 31, 3) for lane in range(32)], ANYTHING),
-}
-"""By name (first, step, count, far, rows) of each lane in a table of 10, 11, 12, …, and between what the elements lie.
-"""
-ROW = 144
-OF_FLAGS = {
-    "words of ones": (20 * ROW + 32, 1, 64, ROW, 33),
-    "one row of them": (60 * ROW + 32, 1, 64, *ALONE),
-    "words with the last flag of a row before": (19 * ROW + 32, 1, 64, ROW, 33),
-    "words with one behind": (20 * ROW + 32, 1, 80, ROW, 33),
-    "words of zeros": (20 * ROW, 1, 32, ROW, 40),
-    "words with a one at the end": (0, 1, 48, ROW, 21),
-    "flags of ones": (21 * ROW + 33, 1, 63, ROW, 39),
-    "flags with a zero before": (21 * ROW + 31, 1, 63, ROW, 9),
-    "every other flag": (21 * ROW + 34, 2, 31, 2 * ROW, 20),
-    "every other with a zero behind": (21 * ROW + 34, 2, 32, 2 * ROW, 20),
-    "flags of zeros": (1, 1, 31, ROW, 80),
-    "wide words": (20 * ROW, 1, 41 * ROW, *ALONE),
-    "a last one": (0, 1, 20 * ROW + 33, *ALONE),
-    "no last one": (0, 1, 20 * ROW + 32, *ALONE),
-}
-"""Lines of a table of so long rows whose flags are set in 41 rows from row 20 on and 64 columns from column 32 on."""
-
-
-def test_between_what_the_elements_of_a_table_lie():
-    headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
-    text = "\n".join(
-        (
-            *(f'#include "{name}"' for name in headers),
-            "template <typename Element>",
-            "__device__ void find(const Element* table, const int* given, int* all) {",
-            "const int number = blockIdx.x * 32 + threadIdx.x;",
-            "given += 5 * number;",
-            "const Line line{given[0], given[1], given[2], given[3], given[4]};",
-            "const Range found = elements_of(table, line, threadIdx.x);",
-            "all[2 * number] = found.low, all[2 * number + 1] = found.high;",
-            "}",
-            *(
-                f'extern "C" __global__ void of_{of}(const {of}* table, const int* given, int* all) '
-                "{ find(table, given, all); }"
-                for of in ("int", "bool")
-            ),
-        )
-    )
-    kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
-
-    def found_of(of, table, lines):
-        given, found = torch.tensor(lines, dtype=torch.int32), torch.zeros(len(lines), 32, 2, dtype=torch.int32)
-        buffers = {"table": table, "given": given, "all": found}
-        launch = KernelLaunch(f"of_{of}", (len(lines), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
-        assert not InterpreterBackend().run(kernel, (launch,), buffers)
-        return found.tolist()
-
-    found = found_of("int", torch.arange(10, 5010, dtype=torch.int32), [lanes for lanes, _ in OF_LINES.values()])
-    for (name, (_, lies)), lanes in zip(OF_LINES.items(), found, strict=True):
-        assert lanes == [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)], name
-    flags = torch.zeros(90, ROW, dtype=torch.bool)
-    flags[20:61, 32:96] = True
-    found = found_of("bool", flags, [[line] * 32 for line in OF_FLAGS.values()])
-    for (name, (first, step, count, far, rows)), lanes in zip(OF_FLAGS.items(), found, strict=True):
-        own = flags.flatten().as_strided((rows, count), (far, step), first)
-        assert lanes == [[own.all(), own.any()]] * 32, name
-
-
 def test_launches_have_room_for_so_many_heads_and_blocks():
     for sizes, fits in (
         ((255, 257, 9, 9, 1, 1), True),
@@ -492,58 +366,6 @@ def test_torch_makes_masks_on_a_cpu_and_refuses_as_before():
     assert mask.kv_num_blocks.tolist() == [[[1, 1, 3]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 0]]]
     with pytest.raises(AssertionError, match="mask_mod"):
         flex.create_block_mask(lambda s, b, h, q, k: s, 1, 1, 16, 16, "cpu")
-
-
-def test_the_first_mask_is_no_larger_than_the_one_that_is_wanted(monkeypatch, tmp_path):
-    """Its captured tensors have no more to read: on a GPU that ends the process. There is one first mask on a machine,
-    and another one where the first was wrong or another kernel's."""
-    monkeypatch.setenv("EVOATTN_CACHE", str(tmp_path))
-    documents = torch.arange(100) // 30
-    mask = torch_flex.create_block_mask(lambda b, h, q, k: documents[q] == documents[k], 1, 1, 100, 100, "cpu")
-    shapes = []
-
-    def run(platform, kernel, device, shape, given, tables):
-        shapes.append((shape.seqlen_q, shape.seqlen_k))
-        return [getattr(mask, name) for name in LISTS]
-
-    monkeypatch.setattr(block_masks, "_run", run)
-    monkeypatch.setattr(block_masks, "LoadedKernel", lambda *_: "kernel")
-    compiled, kept = SimpleNamespace(cubin=b""), []
-    monkeypatch.setattr(compiler, "compile_source", lambda text, arch: compiled)
-    files = SimpleNamespace(get=lambda _: kept[0] if kept else None, put=lambda candidate, one: kept.append(one))
-    monkeypatch.setattr(block_masks, "KernelFiles", lambda folder, version: folder.parent and files)
-    platform = SimpleNamespace(spec=lambda _: GPUS["h100"], identity=lambda _: "a machine")
-    given = platform, torch.device("cpu"), "", mask.mask_mod, MaskShape(1, 1, 100, 100, 128, 128), {}, ()
-    monkeypatch.setattr(block_masks, "TORCH", None)
-    assert block_masks._checked(*given) == block_masks._checked(*given) == "kernel"
-    assert shapes == [(100, 100)] and kept == [compiled]
-    monkeypatch.setattr(block_masks, "TORCH", torch_flex.create_block_mask)
-    of_two = lambda b, h, q, k: q < torch.tensor([9, 8])  # torch's function asks pair by pair
-    assert block_masks._lists_by_pairs(of_two, given[4], torch.device("cpu")) is None
-    pair = lambda b, h, q, k: mask.mask_mod(b, h, q, k) if q.dim() == 0 else None
-    assert block_masks._checked(*given[:2], "pair by pair", pair, *given[4:]) == "kernel"
-    other = lambda b, h, q, k: q < -k
-    with pytest.warns(RuntimeWarning, match="were others"):
-        assert block_masks._checked(*given[:2], "other", other, *given[4:]) is None
-
-
-def test_a_kernel_is_made_once_for_a_text_and_none_where_that_fails(monkeypatch):
-    asked = []
-
-    def checked(platform, device, text, *of):
-        asked.append((device.index, text, *of))
-        if text == "wrong":
-            raise RuntimeError("no such function")
-        return f"kernel of {text}"
-
-    monkeypatch.setattr(block_masks, "_checked", checked)
-    monkeypatch.setattr(block_masks, "_loaded", {})
-    platform, device = SimpleNamespace(capturing=lambda: False), torch.device("cuda:1")
-    assert [block_masks._kernel(platform, device, "right", (1, 2)) for _ in range(2)] == ["kernel of right"] * 2
-    with pytest.warns(RuntimeWarning, match="no such function"):
-        assert block_masks._kernel(platform, device, "wrong", (3,)) is None
-    assert block_masks._kernel(platform, device, "wrong", (3,)) is None
-    assert asked == [(1, "right", 1, 2), (1, "wrong", 3)]
 
 
 def test_counts_of_a_mask_are_those_of_the_first_one_like_it_or_likely_ones(monkeypatch):
