@@ -68,11 +68,14 @@ ENOUGH = 90
 of plain problems alone has more, so these have one climb. With all climbs the ends cost 0.3 % less at 60 plain problems
 and 0.2 % less at 65 with variants, in 38 ms of CPU time for 24 (seeds 4999 and 4998, 2026-11-28). A card that its owner
 has calibrated has all climbs."""
-RIVALS, MOST_RIVAL = 2, 1.25
-"""Kernels that a pick may race (`Race` of `evoattn/ops/choice.py`), and how many times the least score theirs may be.
-First choices among the kernels timed on 225 plain problems left out of the fit lose 1.032 (95 %: 1.114) without a race,
-1.026 (1.078) beside one of another tile, 1.024 (1.071) beside two; on 239 with variants 1.062 (1.224), 1.043 (1.131),
-1.033 (1.115). Up to 1.1 times the score it is 1.036 (1.116)."""
+UNLIKE = ("BLOCK_M", "BLOCKS_PER_SM", "SPLITS", "KEY_SPLIT"), ("BLOCK_M", "BLOCK_N")
+"""Genes in one of which, or in the family, kernels differ that a pick races (`Race` of `evoattn/ops/choice.py`): those
+that are alike in them are mostly slow for one reason. First choices among the kernels timed on 225 plain problems left
+out of the fit lose 1.032 (95 %: 1.114), the best of these three 1.022 (1.069), of the first three 1.022 (1.075); on 239
+with variants 1.062 (1.224), 1.029 (1.096), 1.040 (1.123)."""
+MOST_RIVAL = 1.25
+"""Times the least score: a rival. With 1.1 the best of three tiles loses 1.036 (1.116) on those with variants, with
+1.25 1.033 (1.115)."""
 AT_ONCE = 6
 """Changes that a step may make together: ends of 90 drawn problems score 0.4 % less so in the same CPU time."""
 
@@ -226,22 +229,21 @@ def climbed(
     first, end = _cheapest(ranked, cost), _cheapest(steps, cost)
     climbs = cost(end) < cost(first) * (1 - caution * LEAST_GAIN)
     best, gain = (end, first.score / end.score) if climbs else (first, 1.0)
-    rivals = tuple(one.config for one in _rivals(best, costs.within(MOST_RIVAL), cost))
+    rivals = tuple(one.config for one in rivals_of(best, costs.within(MOST_RIVAL), cost))
     return Climbed(best.config, best.score, gain, len(costs), rivals)
 
 
-def _rivals(best: Scored, near: Sequence[Scored], cost: Callable[[Scored], float]) -> list[Scored]:
-    """The cheapest of `near`, each of another tile than the best and those before it."""
-    found, tiles = list[Scored](), {tile_of(best.config)}
-    while len(found) < RIVALS and (others := [one for one in near if tile_of(one.config) not in tiles]):
-        found.append(_cheapest(others, cost))
-        tiles.add(tile_of(found[-1].config))
-    return found
+def rivals_of(best: Scored, near: Sequence[Scored], cost: Callable[[Scored], float]) -> list[Scored]:
+    """For each of UNLIKE the cheapest of `near` that differs in it from the best and from those before."""
+    found = [best]
+    for names in UNLIKE:
 
+        def said(one: Scored, names: Sequence[str] = names) -> tuple[object, ...]:
+            return one.config.family, *map(one.config.params.get, names)
 
-def tile_of(config: KernelConfig) -> tuple[Value | None, ...]:
-    """Kernels that are alike in these are mostly slow for one reason."""
-    return config.family, config.params.get("BLOCK_M"), config.params.get("BLOCK_N")
+        if others := [one for one in near if said(one) not in map(said, found)]:
+            found.append(_cheapest(others, cost))
+    return found[1:]
 
 
 def _cheapest(found: Iterable[Scored], cost: Callable[[Scored], float]) -> Scored:

@@ -1,6 +1,7 @@
 """Kernels near a portfolio's: each runs on the problem, and a climb by the cost model never ends higher."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,10 @@ from evoattn.portfolio.climb import (
     ENOUGH,
     FAR,
     LEAST_GAIN,
+    MOST_RIVAL,
     OTHER_FAMILY,
     STARTS,
+    ClimbCache,
     Costs,
     Scored,
     all_genes,
@@ -29,8 +32,9 @@ from evoattn.portfolio.climb import (
     climbed,
     neighbours,
     penalised,
+    rivals_of,
 )
-from evoattn.portfolio.pick import canonical, list_for, pick, portfolio_kernels, ranked
+from evoattn.portfolio.pick import _kept, canonical, list_for, pick, portfolio_kernels, ranked
 
 H100 = GPUS["h100"]
 MOST_ASKED = 300
@@ -141,6 +145,28 @@ def test_each_family_that_is_not_far_behind_has_a_start() -> None:
     found = beginnings([*firsts, near, far])
     assert found == [*firsts[: STARTS - 1], near]
     assert beginnings(firsts[:1]) == firsts[:1]
+
+
+def test_rivals_are_slow_for_other_reasons_than_the_pick() -> None:
+    first, near = scored("one", 10.0, BLOCK_M=64, BLOCK_N=64), scored("one", 10.1, BLOCK_M=64, BLOCK_N=64, STAGES=3)
+    wide, rows = scored("one", 10.2, BLOCK_M=64, BLOCK_N=96), scored("one", 10.3, BLOCK_M=128, BLOCK_N=64)
+    split, other = scored("one", 10.4, BLOCK_M=64, BLOCK_N=64, SPLITS=4), scored("other", 10.5, BLOCK_M=64)
+    every = [other, split, rows, wide, near, first]
+    assert rivals_of(first, every, lambda one: one.score) == [rows, wide]
+    assert rivals_of(first, [*every[:2], near], lambda one: one.score) == [split, other]
+    assert rivals_of(first, every, lambda one: one.score + (one is rows)) == [split, wide]
+    assert rivals_of(first, [wide, near, first], lambda one: one.score) == [wide], "one tile more, and nothing else"
+    assert rivals_of(first, [near, first], lambda one: one.score) == []
+
+
+@pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
+def test_rivals_score_little_more_and_are_kept_with_the_pick(problem: AttentionProblem, tmp_path: Path) -> None:
+    about = canonical(problem)
+    found = pick(problem, H100, ClimbCache(tmp_path))
+    assert found and found.config not in found.rivals
+    assert max(scores(about, found.rivals, H100), default=0) <= MOST_RIVAL * scores(about, [found.config], H100)[0]
+    _kept.cache_clear()
+    assert pick(problem, H100, ClimbCache(tmp_path)) == found, "by the file"
 
 
 def test_one_climb_is_made_however_many_kernels_there_are_to_begin_at() -> None:
