@@ -358,11 +358,11 @@ class Kernels:
         it has to wait for a compiler all others, whose compilers begin here."""
         waits, found = bool(choice.rivals) and not self._is_compiled(choice, index), list[Choice]()
         for one in choice.rivals:
-            if not self._is_compiled(one, index):
+            if (key := (index, one.key)) not in self._ahead and not self._is_compiled(one, index):
                 if not waits:
                     break
                 compiler = ThreadPoolExecutor(1, "evoattn compiles")
-                self._ahead[index, one.key] = compiler.submit(self._build, *_recipe(one), self._folder)
+                self._ahead[key] = compiler.submit(self._build, *_recipe(one), self._folder)
                 compiler.shutdown(wait=False)
             found.append(one)
         return found

@@ -214,7 +214,7 @@ def tune(
     budget, or up to a half where problems are many, is for comparisons, the problems that take the most time first;
     what they do not reach stays as it is. A winner was right on the device and clearly ahead of what runs today and of
     SDPA in one interleaved run, as far as these can be timed (SDPA refuses sinks and soft caps). It is kept in the
-    user's data folder (`wins.json`): this process and later ones take it. What `capture` recorded of training has both
+    user's data folder (`kept/wins.jsonl`), and taken from then on. What `capture` recorded of training has both
     passes, the forward one with a log-sum-exp, and both are searched. An interrupt keeps the winners of the problems
     that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU and where no
     worker process can start.

@@ -156,7 +156,7 @@ def test_attention_runs_what_a_search_measured(family, tmp_path):
     today = pick(PROBLEM.canonical(), GPU)
     its = {name: (spelling(value),) for name, value in today.config.params.items()}
     spaces = {"added": load_space("added", GPU), today.family: load_space(today.family, GPU).restricted(its)}
-    storage, wins = Storage.open(str(tmp_path / "db.sqlite")), Wins(tmp_path / "wins.json")
+    storage, wins = Storage.open(str(tmp_path / "db.sqlite")), Wins(tmp_path / "wins.jsonl")
     study = storage.create_study("added", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
     plan = SearchPlan(PROBLEM, GPU, None, spaces)
     sampler = make_sampler("random", SamplerSetup(spaces, 0, lambda *config: None))

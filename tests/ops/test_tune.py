@@ -30,7 +30,7 @@ NOBODY = AttentionProblem(1, 8, 8, 512, 512, 512, window="9:0")
 @pytest.fixture
 def wins(tmp_path):
     """A file of wins of the test's own, behind the op with the picks of today."""
-    finds = Wins(tmp_path / "wins.json")
+    finds = Wins(tmp_path / "wins.jsonl")
     with current.use(fake_runtime(FakeDevice(), tmp_path, current.best_known), finds):
         yield finds
 
@@ -101,7 +101,7 @@ def test_winners_of_what_was_captured_are_taken(tmp_path, name, scale):
     q, k, v = tensors()
     v = v.repeat(1, 1, 1, sizes.get("value_dim", 64) // 64)
     words = words | {"enable_gqa": True, "scale": scale}
-    device, finds = FakeDevice(), Wins(tmp_path / "wins.json")
+    device, finds = FakeDevice(), Wins(tmp_path / "wins.jsonl")
     with current.use(fake_runtime(device, tmp_path, lambda *about: finds.find(*about)), finds):
         with evoattn.capture() as asked:
             evoattn.attention(q, k, v, **words)
@@ -121,7 +121,7 @@ def test_winners_of_packed_sequences_pages_and_functions_are_taken(tmp_path, sca
     ids, dense = torch.arange(200) // 90, tensors(seqlen_q=200, seqlen_k=200)
     mask = create_block_mask(lambda b, h, i, j: (ids[i] == ids[j]) & (i >= j), None, None, 200, 200, "cpu")
     said_by = {"score_mod": lambda s, b, h, i, j: s * (h + 1), "block_mask": mask, "enable_gqa": True, "scale": scale}
-    finds = Wins(tmp_path / "wins.json")
+    finds = Wins(tmp_path / "wins.jsonl")
     with current.use(fake_runtime(FakeDevice(), tmp_path, lambda *about: finds.find(*about)), finds):
         with evoattn.capture() as asked:
             evoattn.flex_attention(*dense, **said_by)

@@ -20,7 +20,7 @@ OTHER = AttentionProblem(1, 8, 8, 512, 512, 128, "bf16", "causal_upper_left")
 @pytest.fixture(autouse=True)
 def wins(tmp_path):
     """A file of wins of the test's own, behind the op with the picks of today."""
-    finds = Wins(tmp_path / "wins.json")
+    finds = Wins(tmp_path / "wins.jsonl")
     with current.use(fake_runtime(FakeDevice(), tmp_path, current.best_known), finds):
         yield finds
 

@@ -27,7 +27,7 @@ OTHER = next(c for c in load_space("flash_mma", GPU).starting_configs())
 
 @pytest.fixture
 def wins(tmp_path):
-    return Wins(tmp_path / "wins.json")
+    return Wins(tmp_path / "wins.jsonl")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ SHAPES = ["B=2,H=8,S=1024,D=64,dtype=fp16,mask=full", "B=1,H=32,Hkv=8,Sq=1,Sk=40
 
 
 def test_what_is_found_is_taken_and_right(folder, tmp_path):
-    wins = Wins(tmp_path / "wins.json")
+    wins = Wins(tmp_path / "wins.jsonl")
     with current.use(Runtime(CudaPlatform(), current.best_known, folder), wins):
         result = evoattn.tune(SHAPES, "60s")  # a fifth is for comparisons, the first of which starts the peers
         print(result)
@@ -34,7 +34,7 @@ def test_what_is_found_is_taken_and_right(folder, tmp_path):
 
 def test_captured_functions_and_block_masks_are_tuned(folder, tmp_path):
     """What FlexAttention's language says is timed as it is called, searched and compared, and what is found taken."""
-    shape, wins = Shape(2, 8, 1500, 1500, "cuda"), Wins(tmp_path / "wins.json")
+    shape, wins = Shape(2, 8, 1500, 1500, "cuda"), Wins(tmp_path / "wins.jsonl")
     q, k, v = (torch.randn(2, 8, 1500, 64, device="cuda").bfloat16() for _ in range(3))
     written = [MODS[name](shape) for name in ("causal_documents", "relative_bias")]
     calls = [dict(score_mod=one.score_mod, block_mask=one.block_mask(shape)) for one in written]
