@@ -23,27 +23,11 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, StridedProblem
-from evoattn.portfolio.pick import size_class
+from evoattn.portfolio.pick import Pick, size_class
 from evoattn.portfolio.wins import Raced, Races
 
-
-class Picked(Protocol):
-    """What the op reads of `evoattn.portfolio.pick.Pick`."""
-
-    @property
-    def family(self) -> str: ...
-    @property
-    def config(self) -> KernelConfig: ...
-    @property
-    def why(self) -> str: ...
-    @property
-    def estimated(self) -> bool: ...
-    @property
-    def rivals(self) -> tuple[KernelConfig, ...]: ...
-
-
-Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
-Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Picked]]
+Picker = Callable[[AttentionProblem, GpuSpec], Pick | None]
+Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Pick]]
 
 KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str, str, str, bool]
 """Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture, operation, which gradients
@@ -155,11 +139,11 @@ def choose(
     return Refusal(invalid)
 
 
-def _name(picked: Picked) -> str:
+def _name(picked: Pick) -> str:
     return f"{picked.family} {picked.config.describe()}"
 
 
-def _why_unmeasured(picked: Picked, gpu: GpuSpec, estimated: bool) -> str:
+def _why_unmeasured(picked: Pick, gpu: GpuSpec, estimated: bool) -> str:
     """Why an estimated kernel does not run; empty if it may."""
     if estimated or not picked.estimated:
         return ""

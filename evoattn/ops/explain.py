@@ -28,8 +28,7 @@ from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.torch_answer import PROMISE, NoKernel, is_promised
-from evoattn.portfolio.pick import grown
-from evoattn.portfolio.wins import Exact
+from evoattn.portfolio.pick import Pick, grown
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial
@@ -232,7 +231,7 @@ class RecordedKernel:
     def __repr__(self) -> str:
         return f"RecordedKernel(trial {self.trial}: {self.family} {self.config.describe()}; {self.problem.describe()})"
 
-    def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> Exact | None:
+    def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
         ours = self.problem
         mask, window = problem.canonical_masking(ours.mask, ours.window)
         if tuple(v for v in ours.compiled_variants if v != "window" or window) != problem.compiled_variants:
@@ -243,7 +242,7 @@ class RecordedKernel:
             return None
         if mask != problem.mask and not both_causal:
             return None
-        return Exact(self.family, self.config, f"it is trial {self.trial}")
+        return Pick(self.family, self.config, f"it is trial {self.trial}")
 
     def __call__(
         self,

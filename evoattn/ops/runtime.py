@@ -42,7 +42,6 @@ from evoattn.ops.choice import (
     TOO_LONG,
     Choice,
     CudaClock,
-    Picked,
     Picker,
     Pickers,
     Race,
@@ -55,7 +54,7 @@ from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_
 from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
-from evoattn.portfolio.pick import lasting_pick, next_picks
+from evoattn.portfolio.pick import Pick, lasting_pick, next_picks
 from evoattn.portfolio.wins import Raced, Races, Wins
 
 FOLDING = "its kernel is compiled beside calls"
@@ -564,7 +563,7 @@ class Current:
             self._climbs = ClimbCache(cubin_cache() / FOLDER)
         return self._climbs
 
-    def best_known(self, problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
+    def best_known(self, problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
         """The user's own find for exactly this problem, else the portfolio's pick."""
         with collector.paused():
             return self.wins().find(problem, gpu) or lasting_pick(problem, gpu, self.climbs())

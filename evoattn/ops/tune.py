@@ -17,7 +17,6 @@ from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.choice import Picked
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
 from evoattn.peers.labels import SDPA
@@ -106,7 +105,7 @@ class TuneResult:
 
 
 def _compare(
-    engine: Searches, group: Group, index: int, entry: Asked, today: Picked | None, gpu: GpuSpec
+    engine: Searches, group: Group, index: int, entry: Asked, today: Pick | None, gpu: GpuSpec
 ) -> tuple[Tuned, Win | None]:
     """What runs today, the best that was found and SDPA, in turns and proved as a study's finalists are; the winner if
     it is right and clearly ahead."""
@@ -131,7 +130,7 @@ def _compare(
     return Tuned(problem, entry.count, before, before_us, _name(best), us), win
 
 
-def _gain(today: Picked | None) -> float:
+def _gain(today: Pick | None) -> float:
     """Part of a call's time that a search should save: what a portfolio's pick loses to the best known."""
     if today is None or today.estimated:
         return UNKNOWN_GAIN

@@ -67,9 +67,9 @@ class Pick:
     family: str
     config: KernelConfig
     why: str
-    estimated: bool
+    estimated: bool = False
     """No kernel was timed on such a card for such a problem: the choice may be slow."""
-    expected_regret: float | None
+    expected_regret: float | None = None
     rivals: tuple[KernelConfig, ...] = ()
     """Other kernels that may be faster, and are worth a race."""
 

@@ -19,7 +19,8 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.scales import PER_BLOCK, PER_TOKEN
-from evoattn.model.space import ConfigError, KernelConfig
+from evoattn.model.space import ConfigError
+from evoattn.portfolio.pick import Pick
 
 FOLDER = "kept"
 """In the data folder: one of its own, which nobody else may write."""
@@ -70,18 +71,6 @@ class Win:
         return {**self.__dict__, "problem": self.problem.to_dict()}
 
 
-@dataclass(frozen=True)
-class Exact:
-    """A win, or a recorded kernel, as the op reads it: see `evoattn.portfolio.pick.Pick`."""
-
-    family: str
-    config: KernelConfig
-    why: str
-    estimated: bool = False
-    expected_regret: float | None = None
-    rivals: tuple[KernelConfig, ...] = ()
-
-
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
     p = problem
     mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
@@ -109,7 +98,7 @@ class Wins:
         self._lines = appended.Lines(self.path, MOST_BYTES)
         self._lock = forks.Lock()
 
-    def find(self, problem: AttentionProblem, gpu: GpuSpec) -> Exact | None:
+    def find(self, problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
         """The win for this problem on this kind of GPU; None where there is none, and, with a warning, where today's
         space lacks its config or a later evoattn has said more than this one knows."""
         with self._lock:
@@ -123,7 +112,7 @@ class Wins:
             warnings.warn(f"evoattn: a kernel of {self.path} is passed over: {error}", RuntimeWarning, stacklevel=2)
             return None
         before = "nothing else could be timed" if win.before_us is None else f"{win.before_us:.2f} µs before"
-        return Exact(win.family, config, f"your search measured {win.us:.2f} µs, {before}")
+        return Pick(win.family, config, f"your search measured {win.us:.2f} µs, {before}")
 
     def add(self, wins: list[Win]) -> None:
         """Keep these, in place of earlier ones for the same problems; where the file cannot be written, with a warning,

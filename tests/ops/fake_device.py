@@ -27,18 +27,13 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.check import record_check, recorded_check
 from evoattn.ops.runtime import Runtime
+from evoattn.portfolio import pick
 from tests.ops.fake_variants import attend, sequences, shapes_of, tensor_at, values_of
 
 
 @dataclass(frozen=True)
-class Pick:
-    """What the op reads of a portfolio's pick."""
-
-    family: str
-    config: KernelConfig
+class Pick(pick.Pick):
     why: str = "the test says so"
-    estimated: bool = False
-    rivals: tuple[KernelConfig, ...] = ()
 
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
