@@ -11,7 +11,7 @@ from evoattn.cost.explanation import ANY_CARD
 from evoattn.cost.fitted import load
 from evoattn.cost.training import fit as fits
 from evoattn.cost.training.fit import TREES, fit_trees
-from evoattn.cost.training.judge import LEAST, for_all_cards, judge, problem_keys, spread_table
+from evoattn.cost.training.judge import LEAST, for_all_cards, judge, problem_keys
 from evoattn.cost.training.measured import files, is_landscape, read
 from evoattn.cost.training.rows import Row, thinned
 from evoattn.cost.training.table import make_table
@@ -58,17 +58,6 @@ def fit(rows):
 
 def predict(rows, fitted):
     return fits.predict(make_table(rows), np.arange(len(rows)), fitted)
-
-
-def test_problems_are_told_apart_by_how_much_their_kernels_differ():
-    close = [100 + n / 10 for n in range(LEAST)]
-    wide = [100 * 1.1**n for n in range(LEAST)]
-    wrong = [-m for m in close]
-    table = spread_table([*wrong, *wide], [*close, *wide], [0] * LEAST + [1] * LEAST).splitlines()[2:]
-    assert [line.split(" | ")[:4] for line in table] == [
-        ["| 1.0 to 1.05", "1", "-1.000", "-1.00"],
-        ["| 1.8 and more", "1", "1.000", "1.00"],
-    ]
 
 
 def test_families_of_any_card():

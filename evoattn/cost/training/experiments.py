@@ -14,9 +14,9 @@ import numpy as np
 
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import fit as fits
-from evoattn.cost.training.judge import HEAD, Judgement, judged_sets, problem_keys, spread_table
+from evoattn.cost.training.judge import HEAD, Judgement, judged_sets
 from evoattn.cost.training.measured import name_of, named, read
-from evoattn.cost.training.rows import Row, launched_as_today, thinned
+from evoattn.cost.training.rows import Row, alike, launched_as_today, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
@@ -160,13 +160,9 @@ def fit_near(paths: Sequence[Path], say: Say, jobs: int, base: Fitted | None = N
 
 def _first_choices(rows: Sequence[Row], score: Floats) -> Floats:
     """Of each problem the time of the kernel with the least score over the least time."""
-    groups = defaultdict(list)
-    for i, row in enumerate(rows):
-        groups[row.gpu.name, row.problem].append(i)
-    chosen = [
-        (rows[min(group, key=lambda i: score[i])].us, min(rows[i].us for i in group)) for group in groups.values()
-    ]
-    return np.array([us / best for us, best in chosen])
+    groups = alike((row.gpu.name, row.problem) for row in rows)
+    firsts = (rows[min(group, key=lambda i: score[i])].us for group in groups)
+    return np.array([us / min(rows[i].us for i in group) for us, group in zip(firsts, groups, strict=True)])
 
 
 def _about(paths: Sequence[Path], rows: Sequence[Row], judged: dict[str, Judgement]) -> dict[str, Any]:
@@ -217,7 +213,6 @@ def _judge_all(data: Data, pool: ProcessPoolExecutor, say: Say) -> dict[str, Jud
     score = np.concatenate([one.result() for one in scores])
     rows = [data.judged.rows[i] for i in chosen]
     judged = _report("Problems left out of the fit", rows, score, say)
-    say(spread_table(score, data.judged.us[chosen], problem_keys(rows)))
     if elsewhere:
         _report(f"Fitted on the {first} alone", [data.judged.rows[i] for i in others], elsewhere.result(), say)
     return judged

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evoattn.cost.explanation import ANY_CARD, kinds
-from evoattn.cost.training.rows import Row
+from evoattn.cost.training.rows import Row, alike
 from evoattn.families import registry
 
 LEAST = 20
@@ -64,7 +64,7 @@ def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
 
 def judge(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable]) -> Judgement:
     """Of kernels of several problems, each with at least `LEAST` of them."""
-    judged = _groups(problems)
+    judged = [np.array(group) for group in alike(problems) if len(group) >= LEAST]
     all_p, all_m = np.asarray(predicted), np.asarray(measured)
     correlations, tenths, firsts, eights = [], [], [], []
     for group in judged:
@@ -85,43 +85,6 @@ def judge(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable
         float(np.median(tenths)), mean(firsts), float(max(firsts)), float(np.quantile(firsts, 0.95)), mean(eights),
         float(max(eights)),
     )  # fmt: skip
-
-
-SPREADS = (1.0, 1.05, 1.1, 1.2, 1.4, 1.8)
-"""Least times of a problem's median kernel over its best, of the rows of the table by spread."""
-GOOD = 0.75
-SPREAD_HEAD = (
-    f"| median kernel over the best | problems | Spearman | 5 % | worst | share under {GOOD} |\n"
-    "|---|---|---|---|---|---|"
-)
-
-
-def spread_table(predicted: ArrayLike, measured: ArrayLike, problems: Sequence[Hashable]) -> str:
-    """Spearman's correlations of problems by how much their kernels differ: where all are nearly equally fast, no
-    model can rank them."""
-    all_p, all_m = np.asarray(predicted), np.asarray(measured)
-    found = defaultdict(list)
-    for group in _groups(problems):
-        m = all_m[group]
-        spread = np.median(m) / m.min()
-        found[max(i for i, least in enumerate(SPREADS) if spread >= least)].append(rank_correlation(all_p[group], m))
-    lines = [SPREAD_HEAD]
-    for i, correlations in sorted(found.items()):
-        low, under = np.quantile(correlations, 0.05), np.mean(np.array(correlations) < GOOD)
-        to = f" to {SPREADS[i + 1]}" if i + 1 < len(SPREADS) else " and more"
-        lines.append(
-            f"| {SPREADS[i]}{to} | {len(correlations)} | {np.median(correlations):.3f} | {low:.2f} | "
-            f"{min(correlations):.2f} | {under:.1%} |"
-        )
-    return "\n".join(lines)
-
-
-def _groups(problems: Sequence[Hashable]) -> list[NDArray[np.int64]]:
-    """Places of the rows of each problem that has enough of them."""
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for i, problem in enumerate(problems):
-        groups[problem].append(i)
-    return [np.array(group) for group in groups.values() if len(group) >= LEAST]
 
 
 HOPPER_ONLY = ("wgmma", "tma", "cluster")

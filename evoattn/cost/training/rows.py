@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,8 +69,8 @@ def usual_us(rows: Sequence[Row]) -> NDArray[np.float64]:
     """What each row's kernel and problem let expect: the median of the problem times the median factor of the kernel
     over such medians. That of a kernel with one time is this time."""
     logs = np.log([row.us for row in rows])
-    problems = _groups(rows, lambda row: (row.source, row.gpu.name, row.problem))
-    kernels = _groups(rows, _kernel)
+    problems = alike((row.source, row.gpu.name, row.problem) for row in rows)
+    kernels = alike(map(_kernel, rows))
     expected = np.zeros(len(rows))
     for _ in range(MEDIANS):
         for groups in (problems, kernels):
@@ -81,10 +81,11 @@ def usual_us(rows: Sequence[Row]) -> NDArray[np.float64]:
     return usual
 
 
-def _groups(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[list[int]]:
+def alike(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Places of equal ones."""
     groups = defaultdict(list)
-    for i, row in enumerate(rows):
-        groups[key(row)].append(i)
+    for place, key in enumerate(keys):
+        groups[key].append(place)
     return list(groups.values())
 
 
