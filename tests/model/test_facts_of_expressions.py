@@ -34,6 +34,10 @@ SCORES = [
     *("s+max(min(q-k,7),-7)*0.01", "s*2**-1", "where(k<=q+d,s,-inf)", "relu(s)", "sigmoid(s)", "s-1e9*(k>q)"),
     *("where(q<k,-inf,s)", "s+where(k<=q,0,-inf)", "where(k<=q,where(q-k<4,s*2,-inf),-inf)", "where(k<=q,2,-inf)+s"),
     *("s*(k-q)", "where((k/3.5<q)&(gate[h]*k<q),s,s/(k+1.5))", "-0.5*tanh(s/-0.5)", "0.5*tanh(s/0.5)"),
+    *("s-t[h]*abs(q-k)", "s-(d-(k-q))*t[h]", "s+t[k]", "2.0*(s*t[h])+min(k-q,9)*0.5", "where(q>=k,-s,-inf)", "s/t[h]"),
+    *("s/(1+abs(q//2-k))", "tanh(s/4)*t[q]", "s+where(k<q,t[k],2)", "s+whole(k/3.0)", "where(k<0,s,-t[q])"),
+    *("s+t[k-q]", "s+t[q]*k", "s+t[q*k]", "tanh(s*t[min(q,k)])"),
+    *(f"s+t[where(k{sign}q+1,3,k-q)]" for sign in ("<", "<=", ">", ">=", "==", "!=")),
 ]
 PREDICATES = [
     *("k<=q", "k<=q+d", "(q-k<99)&(k<=q)", "abs(q-k)<=5", "abs(k-q-d)<5", "doc[b,k]==doc[b,q]", "q+d>=k", "q-k<3"),
@@ -48,6 +52,18 @@ PREDICATES = [
         "k<q+3&k>q-3",
         "(q==k)&(k==q)&(q<9)",
         "-(k-q+3)<=5",
+        "(n[q]==n[k])&(n[q]>=0)",
+        "(q==k)&(k<9)&(k!=3)",
+        "(n[q]<n[k])&(n[q]>=0)",
+        "(q==k)|(k<9)",
+        "(n[wrap(q-k)]*2+(q//8)%7!=-abs(k-3))|~f[h,min(q,k)]",
+        "where(f[h,q],max(k>>2,1),bitand(k,7))<=whole(b)",
+        "((q>=k)&(q>3))&(whole(q/2.0)<k)&(w[k]>0.5)",
+        "(q==k)&(q<1)&(q<2)&(q<3)&(q<4)&(q<5)",
+        "(q>=k)&(q-k<n[h])",
+        "(n[q]==n[k])|(q>=k)",
+        "(k<9)&(n[q*k]>0)",
+        "(k/2<q)&(n[k]<q)",
     ),
 ]
 OF_TREE = {
@@ -55,6 +71,13 @@ OF_TREE = {
     score_cuda: ("in_cuda", "changed_in_cuda", "is_natural"),
     score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of", "hiding_of"),
     score_ranges: ("lines_of",),
+}
+EVERY = f"{TABLES}+t:fp32:64+n:int32:64+f:bool:4x64+w:fp32:9"
+OTHERS = {
+    "own_t": torch.arange(64.0) % 7 - 2,
+    "own_n": (torch.arange(64, dtype=torch.int32) * 5) % 7 - 2,
+    "own_f": torch.arange(256).view(4, 64) % 3 > 0,
+    "own_w": torch.linspace(0, 1, 9),
 }
 MASKS = ((1, 1, 77, 301, 128, 128), (2, 3, 4096, 5000, 64, 32))
 NAMES = ("s", "b", "h", "q", "k", "d")
@@ -69,7 +92,7 @@ def _of(tree: Any) -> dict[str, Any]:
         loads = score.elements(tree, buffer)
         found[buffer] = [[load, answer(lambda at: score.text_of(score.derivative(tree, at)), load)] for load in loads]
         found[f"{buffer} in CUDA"] = [answer(score_cuda.place_in_cuda, load) for load in loads]
-    number = answer(score.evaluate, tree, values(), torch)
+    number = answer(score.evaluate, tree, values(**OTHERS), torch)
     if isinstance(number, torch.Tensor):
         number = number.double().broadcast_to(2, 4, 5, 8)
         number = number.clamp(-1e4, 1e4).sum((2, 3)).round(decimals=4).tolist()
@@ -83,7 +106,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     for parse, texts in ((score.parse_score, SCORES), (score.parse_predicate, PREDICATES)):
         for text in texts:
-            used = "+".join(table for table in TABLES.split("+") if f"{table.partition(':')[0]}[" in text)
+            used = "+".join(table for table in EVERY.split("+") if f"{table.partition(':')[0]}[" in text)
             parsed = answer(parse, text, used)
             yield text, parsed if isinstance(parsed, str) else [parsed, _of(parsed.tree)]
     shape = Shape(2, 4, 77, 301)

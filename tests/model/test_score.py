@@ -11,9 +11,8 @@ from evoattn.correctness.judge import judge
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
-from evoattn.model.score_cuda import changed_in_cuda, in_cuda
-from evoattn.model.score_lines import band_of, is_finite, loads_apart, masking_of, softcap_of
-from evoattn.model.score_ranges import lines_of
+from evoattn.model.score_cuda import in_cuda
+from evoattn.model.score_lines import band_of, is_finite, masking_of, softcap_of
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"
@@ -251,106 +250,6 @@ def test_random_texts_raise_nothing_else():
             parse_score(text, "t:fp32:4" if "t[" in text else "")
         except ValueError as error:
             assert str(error)
-
-
-CHANGED = {
-    "s-t[h]*abs(q-k)": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
-    "fabsf((float((q - first)) - float(step)))))",
-    "s-(d-(k-q))*t[h]": "(raw - ((to_float(t_t[inside(h, n_t_0)]) * term_unit) * "
-    "(float((d - (first - q))) - float(step))))",
-    "s+t[k]": "(raw + (to_float(t_t[inside(k, n_t_0)]) * term_unit))",
-    "2.0*(s*t[h])+min(k-q,9)*0.5": "((2.0f * (raw * to_float(t_t[inside(h, n_t_0)]))) + "
-    "((0.5f * term_unit) * smaller((float((first - q)) + float(step)), 9.0f)))",
-    "where(q>=k,-s,-inf)": "((q >= k) ? (-raw) : NEGATIVE_INFINITY)",
-    "s/t[h]": "(raw * __fdividef(1.f, to_float(t_t[inside(h, n_t_0)])))",
-    "s/(1+abs(q//2-k))": "__fdividef(raw, float((1 + magnitude((int(unsigned(q) / unsigned(2)) - k)))))",
-    "tanh(s/4)*t[q]": "((tanhf((s * 0.25f)) * term_unit) * to_float(t_t[inside(q, n_t_0)]))",
-    "s+where(k<q,t[k],2)": "(raw + ((k < q) ? (to_float(t_t[inside(k, n_t_0)]) * term_unit) : (2.0f * term_unit)))",
-    "s+whole(k/3.0)": "(raw + (float(int(((float(first) + float(step)) * 0.3333333333333333f))) * term_unit))",
-    "where(k<0,s,-t[q])": "((k < 0) ? raw : (-(to_float(t_t[inside(q, n_t_0)]) * term_unit)))",
-}
-
-
-@pytest.mark.parametrize("text", CHANGED)
-def test_a_score_that_is_not_scaled_stays_so_where_it_can(text):
-    assert changed_in_cuda(parse_score(text, "t:fp32:64" if "t[" in text else "").tree) == CHANGED[text]
-
-
-RANGES = {  # what is equal has the conditions of the other
-    "(t[q]==t[k])&(t[q]>=0)": ["is_equal(r1, r3)", "is_at_most(Range{0, 0}, r1)", "is_at_most(Range{0, 0}, r3)"],
-    "(q==k)&(k<9)&(k!=3)": [
-        *("is_equal(q, k)", "is_less(k, Range{9, 9})", "is_not(is_equal(k, Range{3, 3}))"),
-        *("is_less(q, Range{9, 9})", "is_not(is_equal(q, Range{3, 3}))"),
-    ],
-    "(t[q]<t[k])&(t[q]>=0)": ["is_less(r1, r3)", "is_at_most(Range{0, 0}, r1)"],
-    "(q==k)|(k<9)": ["is_equal(q, k)", "is_less(k, Range{9, 9})"],
-}
-
-
-@pytest.mark.parametrize("text", RANGES)
-def test_a_number_that_is_equal_to_another_has_its_conditions(text):
-    lines = lines_of(parse_predicate(text, "t:int32:64" if "t[" in text else "").tree)
-    found = [line.split(" = ")[1].rstrip(";") for line in lines[:-1]]
-    conditions = [one for one in found if one.startswith("is_")]
-    assert conditions == RANGES[text]
-    joined = found[-1]
-    assert joined.count("lesser_of" if "&" in text else "greater_of") == len(conditions) - 1
-
-
-WHOLE_LINES = {
-    "(t[wrap(q-k)]*2+(q//8)%7!=-abs(k-3))|~f[h,min(q,k)]": """
-        r2 = difference_of(q, k); r3 = elements_of(t_t, Line{}.of(inside(r2, n_t_0, true), n_t_0), lane);
-        r5 = product_of(r3, Range{2, 2}); r7 = quotient_of(q, Range{8, 8}); r9 = remainder_of(r7, Range{7, 7});
-        r10 = sum_of(r5, r9); r12 = difference_of(k, Range{3, 3}); r13 = size_of(r12); r14 = negative_of(r13);
-        r15 = is_not(is_equal(r10, r14)); r17 = lesser_of(q, k);
-        r18 = elements_of(t_f, Line{}.of(inside(h, n_f_0, false), n_f_0).of(inside(r17, n_f_1, false), n_f_1), lane);
-        r19 = is_not(r18); r20 = greater_of(r15, r19); return r20;""",
-    "where(f[h,q],max(k>>2,1),bitand(k,7))<=whole(b)": """
-        r2 = elements_of(t_f, Line{}.of(inside(h, n_f_0, false), n_f_0).of(inside(q, n_f_1, false), n_f_1), lane);
-        r5 = shifted(k, Range{2, 2}); r7 = greater_of(r5, Range{1, 1}); r9 = common_bits(k, Range{7, 7});
-        r10 = either_of(r2, r7, r9); r12 = b; r13 = is_at_most(r10, r12); return r13;""",
-    "((q>=k)&(q>3))&(whole(q/2.0)<k)&(w[k]>0.5)": """
-        r2 = is_at_most(k, q); r4 = is_less(Range{3, 3}, q); r5 = Range::anything(); r6 = is_less(r5, k);
-        r7 = Range{0, 1}; r8 = lesser_of(lesser_of(lesser_of(r2, r4), r6), r7); return r8;""",
-    "(q==k)&(q<1)&(q<2)&(q<3)&(q<4)&(q<5)": """
-        r2 = is_equal(q, k); r4 = is_less(q, Range{1, 1}); r6 = is_less(q, Range{2, 2}); r8 = is_less(q, Range{3, 3});
-        r10 = is_less(q, Range{4, 4}); r12 = is_less(q, Range{5, 5}); r13 = is_less(k, Range{1, 1});
-        r14 = is_less(k, Range{2, 2}); r15 = is_less(k, Range{3, 3}); r16 = is_less(k, Range{4, 4});
-        r17 = lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(lesser_of(r2, r4), r6),
-        r8), r10), r12), r13), r14), r15), r16); return r17;""",
-}
-
-
-@pytest.mark.parametrize("text", WHOLE_LINES)
-def test_ranges_of_every_operator(text):
-    """A range that is wider than it need be changes no list, and takes time alone: lists do not tell."""
-    lines = " ".join(lines_of(parse_predicate(text, "t:int32:64+f:bool:4x64+w:fp32:9", True).tree))
-    assert lines.replace("const Range ", "") == " ".join(WHOLE_LINES[text].split())
-
-
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    {
-        "(q>=k)&(q-k<t[h])": "((q >= k) & ((q - k) < t_t[inside(h, n_t_0)]))",
-        "(t[q]==t[k])|(q>=k)": "((t_t[inside(q, n_t_0)] == t_t[inside(k, n_t_0)]) || (q >= k))",
-        "(k<9)&(t[q*k]>0)": "((k < 9) && (t_t[inside((q * k), n_t_0)] > 0))",
-        "(k/2<q)&(t[k]<q)": "((__fdividef(float(k), 2.0f) < float(q)) & (t_t[inside(k, n_t_0)] < q))",
-    }.items(),
-)
-def test_what_rows_or_keys_share_is_read_on_any_condition(text, printed):
-    """So that compilers read it once; elements of each query and key are read where they are asked for."""
-    assert in_cuda(parse_predicate(text, "t:int32:64").tree, False) == printed
-
-
-@pytest.mark.parametrize(
-    ("text", "apart"),
-    [
-        *(("s+t[k-q]", False), ("s+t[q]*k", False), ("s+t[q*k]", True), ("tanh(s*t[min(q,k)])", True)),
-        *((f"s+t[where(k{sign}q+1,3,k-q)]", False) for sign in ("<", "<=", ">", ">=", "==", "!=")),
-    ],
-)
-def test_which_elements_are_of_each_query_and_key(text, apart):
-    assert loads_apart(parse_score(text, "t:fp32:64").tree) == apart
 
 
 @pytest.mark.parametrize(
