@@ -66,15 +66,16 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     other = plain.with_(batch=2, layout="bshd" if problem.layout == "bhsd" else "bhsd")
     rows, keys = (min((2 * stages + 1) * tile, MOST_ROWS // tile * tile) + 1 for tile in (m, n))
     few_keys, few_rows = n + n // 2 + 1, m + 7
+    three_tiles = max(m + 9, 2 * int(config.params.get("PASS_M", 0)) + 1)  # of a launch with tiles of its own
     if problem.masking.ends_lower_right and problem.causal:  # a tile of keys is seen by as many queries as keys follow
         few_keys = rows + 5
     if problem.causal and not problem.masking.ends_lower_right:
         few_rows = keys + 3
     grouped = other.with_(heads=2, kv_heads=1, seqlen_q=max(40, m // 2 + 9), seqlen_k=n + 3)
     whole = plain.with_(batch=1, heads=2, kv_heads=2, seqlen_q=2 * m, seqlen_k=2 * n)
-    single = plain.with_(batch=1, heads=4, kv_heads=2, seqlen_q=1, seqlen_k=2 * n - 1)
-    threes = other.with_(heads=3, kv_heads=1, seqlen_q=m + 9, seqlen_k=n + 5)
-    of_one, pair = threes.with_(batch=1, heads=1), threes.with_(batch=1, heads=2)
+    single = plain.with_(batch=1, heads=6, kv_heads=3, seqlen_q=1, seqlen_k=2 * n - 1)
+    threes = other.with_(heads=3, kv_heads=1, seqlen_q=(2 if problem.blocks else 1) * m + 9, seqlen_k=n + 5)
+    of_one, pair = (threes.with_(batch=1, heads=heads, seqlen_q=m + 9) for heads in (1, 2))
     half = one.with_(seqlen_q=192, seqlen_k=192)
     low = one.with_(seqlen_q=40, seqlen_k=n + 3)
     many = one.with_(seqlen_q=rows, seqlen_k=few_keys)
@@ -96,7 +97,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase("low scores", fitted(low, n // 2, 1), "low_scores"),
         SmallCase("large gradients beside zeros", fitted(of_one, n, 1), "large_gradients"),
         SmallCase("some of the keys", fitted(pair, n + 3, 3), "parts_of_keys"),
-        SmallCase("more queries than keys", fitted(one.with_(heads=2, seqlen_q=m + 9, seqlen_k=5), 1, 0)),
+        SmallCase("more queries than keys", fitted(one.with_(heads=2, seqlen_q=three_tiles, seqlen_k=5), 1, 0)),
     ]
     if problem.own_score:  # of which an expression may make anything
         cases = [case for case in cases if case.kind != "low_scores"]

@@ -291,10 +291,11 @@ class _Maker:
         whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=rows, seqlen_k=2 * block_n)
         found = (_IN_TURN.fullmatch(str(value)) for value in self.params.values())
         turn = max([int(match[1]) for match in found if match] or [1])
-        groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn: it would hide the group of heads
+        groups = 3 if turn < 12 else 5  # no multiple of the turn: it would hide the group of heads
         heads = 2 * groups
         single = problem.with_(batch=min(turn, 2), heads=heads, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
-        rows = (2 if turn == 1 else 1) * block_m + 7  # three tiles of rows, or more heads
+        rows = (2 if turn == 1 or problem.blocks else 1) * block_m + 7  # three tiles of rows, or more heads
+        rows = max(rows, 2 * self.number("PV_BLOCK_M") + 1)
         rows = max(rows, block_n // 2 + 42) if self.sides else rows
         part = self.one.with_(heads=min(max(turn + 1, 3), 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         part = part.with_(layout="bshd")  # in which rows of Q lie further apart than those of K
@@ -409,7 +410,7 @@ class _Maker:
     def of_shared_lists(self) -> list[SmallCase]:
         """Lists of each head that batches share, where no other case has them and a launch asks their predicate."""
         keys = 3 * self.block_n + self.block_n // 2 + 1  # so many that some are PARTIAL
-        rows = max(self.block_m + 9, self._rows_for(keys))
+        rows = max(2 * self.block_m + 9, self._rows_for(keys))
         pairs = self.other.with_(heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=keys)
         shared = self._with_lists(pairs, "h", 1, 1)
         if self.block_n > self.block_m or self.heads_are_rows or packed_mask(shared) is None:

@@ -183,7 +183,8 @@ def _counted(mask: BlockMask, band: Band, batch: int) -> tuple[BlockRow, ...]:
 def _mixed(rows: tuple[BlockRow, ...], mask: BlockMask, band: Band, batch: int, head: int) -> tuple[BlockRow, ...]:
     """The same with half of the blocks anything, in no order, some rows with one kind of blocks alone, or none. The
     first row of all, and of each list that all heads share, has both kinds where there are two blocks: by turns its
-    PARTIAL one shows nothing, so that the first key that it sees is in the FULL one."""
+    PARTIAL one shows nothing, so that the first key that it sees is in the FULL one. The third row has a PARTIAL one.
+    """
     blocks = mask.blocks(band)[1]
     chance, made = random.Random(f"{batch}, {head}, {blocks}"), []
     for number, row in enumerate(rows):
@@ -195,7 +196,9 @@ def _mixed(rows: tuple[BlockRow, ...], mask: BlockMask, band: Band, batch: int, 
                 partial -= {block}
                 full -= {block}
                 chance.choice((partial, full, set[int]())).add(block)
-        kind = "both" if first else chance.choice(("both", "both", "both", "partial", "full", "none"))
+        kind = "both" if first or number == 2 else chance.choice(("both", "both", "both", "partial", "full", "none"))
+        if number == 2:
+            partial, full = partial | {blocks - 1}, full - {blocks - 1}
         if first and hidden and (len(rows) + blocks) % 2:
             partial, full = {max(hidden)}, {0}
         elif first and blocks > 1:

@@ -1,6 +1,8 @@
 """The cases keep what a family compiles for; their lengths lie beside the tiles' edges, and the interpreter's grow with
 the config; in one piece of memory they are what they were."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -12,15 +14,24 @@ from evoattn.correctness.cases import (
     keys_of_three_kernels,
     make_case,
     packed,
+    proof_of,
     tensors_of,
     used_cases,
     with_small_tables,
 )
 from evoattn.correctness.eight_bits import quantised
 from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
+from tests.mutation.settings import drawn_settings
+from tests.mutation.variants import serving, settings_of
+
+NO_CODE = CompiledKernel(b"", "", CompileInfo())
 
 
 def cases(mask="full", family="flash_mma", **params):
@@ -306,3 +317,17 @@ def test_some_scales_of_extremes_are_zero_and_neighbours_differ():
         _, scale = quantised(problem, "k", values, extreme=True)
         scale = scale.expand(1, 4, 1000, 1)
         assert not scale[:, heads][:, :, rows].any() and scale.bool().float().mean() >= 0.5
+
+
+@pytest.mark.parametrize("variant", ["", "block lists", "expression"])
+def test_every_launch_has_a_third_block_along_x_in_some_case(variant):
+    """A kernel that leaves out the third one, or what it alone has to do, is seen by it."""
+    for family in serving(variant) if variant else sorted(FAMILIES):
+        drawn = settings_of(family, variant, 4, 5) if variant else drawn_settings(family, 2, 5)
+        for setting in drawn:
+            kernel = BuiltKernel(FAMILIES[family], setting.config, GPUS[setting.gpu], NO_CODE)
+            most = Counter[str]()
+            for case in proof_of(setting.problem).interpreter_cases(setting.problem, setting.config):
+                for launch in case.placed(kernel).launches(case.problem):
+                    most[launch.kernel] = max(most[launch.kernel], launch.grid[0])
+            assert min(most.values()) >= 3, (str(setting), most)
