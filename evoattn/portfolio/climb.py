@@ -68,11 +68,12 @@ ENOUGH = 90
 of plain problems alone has more, so these have one climb. With all climbs the ends cost 0.3 % less at 60 plain problems
 and 0.2 % less at 65 with variants, in 38 ms of CPU time for 24 (seeds 4999 and 4998, 2026-11-28). A card that its owner
 has calibrated has all climbs."""
-UNLIKE = ("BLOCK_M", "BLOCKS_PER_SM", "SPLITS", "KEY_SPLIT"), ("BLOCK_M", "BLOCK_N")
-"""Genes in one of which, or in the family, kernels differ that a pick races (`Race` of `evoattn/ops/choice.py`): those
-that are alike in them are mostly slow for one reason. First choices among the kernels timed on 225 plain problems left
-out of the fit lose 1.032 (95 %: 1.114), the best of these three 1.022 (1.069), of the first three 1.022 (1.075); on 239
-with variants 1.062 (1.224), 1.029 (1.096), 1.040 (1.123)."""
+UNLIKE = ("BLOCK_M", "BLOCKS_PER_SM", "SPLITS", "KEY_SPLIT"), ("BLOCK_M", "BLOCK_N"), ()
+"""For each kernel that a pick races (`Race` of `evoattn/ops/choice.py`) genes in one of which, or in the family, it
+differs from those before it, all genes where none are named: those that are alike in them are mostly slow for one
+reason. First choices among the kernels timed on 225 plain problems left out of the fit lose 1.032 (95 %: 1.114), the
+best of two, three and four so 1.026 (1.089), 1.022 (1.068) and 1.020 (1.067), the best of the first four 1.020 (1.075);
+on 239 with variants 1.062 (1.224), 1.045 (1.131), 1.029 (1.098), 1.025 (1.092) and 1.034 (1.116)."""
 MOST_RIVAL = 1.25
 """Times the least score: a rival. With 1.1 the best of three tiles loses 1.036 (1.116) on those with variants, with
 1.25 1.033 (1.115)."""
@@ -239,7 +240,7 @@ def rivals_of(best: Scored, near: Sequence[Scored], cost: Callable[[Scored], flo
     for names in UNLIKE:
 
         def said(one: Scored, names: Sequence[str] = names) -> tuple[object, ...]:
-            return one.config.family, *map(one.config.params.get, names)
+            return one.config.family, *map(one.config.params.get, names or one.config.params)
 
         if others := [one for one in near if said(one) not in map(said, found)]:
             found.append(_cheapest(others, cost))

@@ -152,11 +152,12 @@ def test_rivals_are_slow_for_other_reasons_than_the_pick() -> None:
     wide, rows = scored("one", 10.2, BLOCK_M=64, BLOCK_N=96), scored("one", 10.3, BLOCK_M=128, BLOCK_N=64)
     split, other = scored("one", 10.4, BLOCK_M=64, BLOCK_N=64, SPLITS=4), scored("other", 10.5, BLOCK_M=64)
     every = [other, split, rows, wide, near, first]
-    assert rivals_of(first, every, lambda one: one.score) == [rows, wide]
-    assert rivals_of(first, [*every[:2], near], lambda one: one.score) == [split, other]
-    assert rivals_of(first, every, lambda one: one.score + (one is rows)) == [split, wide]
-    assert rivals_of(first, [wide, near, first], lambda one: one.score) == [wide], "one tile more, and nothing else"
-    assert rivals_of(first, [near, first], lambda one: one.score) == []
+    assert rivals_of(first, every, lambda one: one.score) == [rows, wide, near]
+    assert rivals_of(first, [*every[:2], near], lambda one: one.score) == [split, other, near]
+    assert rivals_of(first, every, lambda one: one.score + (one is rows)) == [split, wide, near]
+    assert rivals_of(first, [wide, near, first], lambda one: one.score) == [wide, near], "one tile more"
+    assert rivals_of(first, [near, first], lambda one: one.score) == [near]
+    assert rivals_of(first, [first], lambda one: one.score) == []
 
 
 @pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
