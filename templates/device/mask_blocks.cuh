@@ -1,8 +1,7 @@
 // mask_blocks.cuh: the lists of a `BlockMask` of FlexAttention out of a predicate, in two launches: what each block of
 // rows and keys is, then the numbers of the PARTIAL and of the FULL ones, by rows and by keys. A source that includes
-// it has a class `Seen` with `shows(batch, head, query, key)`, `range` of it for ranges of these and all lanes of a
-// warp, `PAIRED` (neighbouring keys read neighbouring elements of a table), the macros SEEN_PARAMETERS and
-// SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
+// it has a class `Seen` with `shows(batch, head, query, key)` and `range` of it for ranges of these and all lanes of a
+// warp, the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"
 #include "device/score_range.cuh"
@@ -26,41 +25,32 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
   const Range found = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1},
                                  {first_key, first_key + keys - 1}, lane);
   bool any = found.high, all = found.low, is_known = found.is_one();
-  if constexpr (!Seen::PAIRED) {
-    if (!is_known) {
-      any = false, all = true, is_known = true;
-      for (int from = 0; from < keys && is_known && (all || !any); from += 32) {
-        const int key = first_key + min(from + lane, keys - 1);
-        const Range part =
-            seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
-        is_known = __all_sync(ALL_LANES, part.is_one()) != 0;
-        any |= __any_sync(ALL_LANES, part.low) != 0, all &= __all_sync(ALL_LANES, part.high) != 0;
-      }
-      is_known |= any && !all;  // a key that all rows see, and one that none sees
+  if (!is_known) {
+    any = false, all = true, is_known = true;
+    for (int from = 0; from < keys && is_known && (all || !any); from += 32) {
+      const int key = first_key + min(from + lane, keys - 1);
+      const Range part = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
+      is_known = __all_sync(ALL_LANES, part.is_one()) != 0;
+      any |= __any_sync(ALL_LANES, part.low) != 0, all &= __all_sync(ALL_LANES, part.high) != 0;
     }
+    is_known |= any && !all;  // a key that all rows see, and one that none sees
   }
   if (!is_known) {
-    const int outer = Seen::PAIRED ? keys : rows, inner = Seen::PAIRED ? rows : keys;
     any = false, all = true;
-    for (int begin = 0; begin < outer && (all || !any); begin += 32) {
-      const int place = begin + lane;
-      for (int from = 0; from < inner && (all || !any); from += 32) {
-        const int to = min(32, inner - from);
-        if constexpr (!Seen::PAIRED) {
-          const Range part =
-              seen.range({batch, batch}, {head, head}, {first_row + begin, first_row + min(begin + 31, rows - 1)},
-                         {first_key + from, first_key + from + to - 1}, lane);
-          if (part.is_one()) {
-            any |= part.high != 0, all &= part.low != 0;
-            continue;
-          }
+    for (int from = 0; from < keys && (all || !any); from += 32) {
+      const int key = first_key + from + lane;
+      for (int begin = 0; begin < rows && (all || !any); begin += 32) {
+        const int to = min(32, rows - begin);
+        const Range part = seen.range({batch, batch}, {head, head}, {first_row + begin, first_row + begin + to - 1},
+                                      {first_key + from, first_key + min(from + 31, keys - 1)}, lane);
+        if (part.is_one()) {
+          any |= part.high != 0, all &= part.low != 0;
+          continue;
         }
         bool some = false, each = true;
 #pragma unroll 8
-        for (int i = 0; i < to && place < outer; ++i) {
-          const int row = first_row + (Seen::PAIRED ? from + i : place),
-                    key = first_key + (Seen::PAIRED ? place : from + i);
-          const bool shown = seen.shows(batch, head, row, key);
+        for (int i = 0; i < to && from + lane < keys; ++i) {
+          const bool shown = seen.shows(batch, head, first_row + begin + i, key);
           some |= shown, each &= shown;
         }
         any |= __any_sync(ALL_LANES, some) != 0, all &= __all_sync(ALL_LANES, each) != 0;
