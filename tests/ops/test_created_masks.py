@@ -46,7 +46,7 @@ def lists_of(mask_mod, shape):
 PAIRS = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
 
 
-MANY = 26_000_000
+MANY, LESS = 26_000_000, torch.tensor(-7)
 OF_EACH_KIND = (
     lambda q, k: torch.where(k < 70, q, 50 - q) > 20,
     lambda q, k: torch.where(k < 70, q, 60 - q) > 20,
@@ -54,6 +54,7 @@ OF_EACH_KIND = (
     lambda q, k: (k & 31) < 31,
     lambda q, k: (k & -8) < 64,
     lambda q, k: k % 24 < 12,
+    lambda q, k: (q - k) // LESS + (q - 3 * k) % LESS > -2,
     lambda q, k: q % 9 + k % 7 < 14,
     lambda q, k: q % 9 + (k % 7 - 5) > 3,
     lambda q, k: (q % 9 - 7) + k % 7 > -3,
