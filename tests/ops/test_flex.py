@@ -494,21 +494,6 @@ def test_functions_of_torch_that_are_captured_leave_a_key():
     assert flex.key_of(lambda s, b, h, i, j: exp(s), []) is not None
 
 
-STEP = 2
-
-
-def test_a_global_number_that_changes_counts(device):
-    global STEP
-    q, k, v = tensors(1, 2, 2, 20, 30)
-
-    def stepped(s, b, h, i, j):
-        return torch.where(j % STEP == 0, s, s - 2)
-
-    for step in (2, 3):
-        STEP = step
-        assert near(evoattn.flex_attention(q, k, v, stepped), expected_of(q, k, v, stepped)[0])
-
-
 def test_what_an_object_holds_may_change(device):
     class Windowed:
         size = 3
