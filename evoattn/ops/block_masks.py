@@ -465,23 +465,17 @@ def _lists_by_pairs(mask_mod: Any, shape: MaskShape, device: torch.device) -> li
     """`LISTS` of a small mask of one batch and head, of what the function says of all pairs at once; None where it
     takes none at once. Torch's own function, which takes all, imports its compilers: seconds. On the CPU but for the
     function, as kernels that sort would have to be loaded."""
-    zero, rows, keys = (torch.arange(n, device=device) for n in (1, shape.seqlen_q, shape.seqlen_k))
+    from evoattn.peers.flex import block_mask  # with it the peers, which other calls need not wait for
+
+    def seen(*of: Tensor) -> Tensor:
+        return torch.as_tensor(mask_mod(*(one.to(device) for one in of))).bool().cpu()
+
+    sizes = shape.block_rows, shape.block_keys
     try:
-        seen = torch.as_tensor(mask_mod(zero, zero, rows[:, None], keys)).bool().expand(shape.seqlen_q, shape.seqlen_k)
+        made = block_mask(seen, None, shape.seqlen_q, shape.seqlen_k, sizes, torch.device("cpu"))
     except Exception:  # the function's own
         return None
-    seen = seen.cpu()
-    (row_blocks, key_blocks), sizes = shape.blocks, (shape.block_rows, shape.block_keys)
-    whole = seen.new_zeros(row_blocks * sizes[0], key_blocks * sizes[1])
-    whole[: shape.seqlen_q, : shape.seqlen_k] = seen
-    blocks = whole.view(row_blocks, sizes[0], key_blocks, sizes[1])
-    full = blocks.all(3).all(1)
-    partial = blocks.any(3).any(1) & ~full
-    lists = []
-    for kind in (partial, full, partial.T, full.T):
-        numbers = torch.argsort(kind.int(), dim=-1, descending=True, stable=True)
-        lists += [one.int()[None, None] for one in (kind.sum(-1), numbers)]
-    return lists
+    return [getattr(made, name) for name in LISTS]
 
 
 def _run(
