@@ -335,18 +335,9 @@ KINDS = frozenset(("isinstance", "type", "str", "repr", "format", "getattr", "ha
 _VIEWS = "view select slice expand permute transpose t squeeze unsqueeze alias detach as_strided unbind"
 VIEWS = {f"aten::{name}" for name in _VIEWS.split(" ")}
 """Of a captured tensor: parts of the same memory."""
-MADE = {
-    "aten::scalar_tensor": 0,
-    "aten::full": 1,
-    "aten::new_full": 2,
-    "aten::full_like": 1,
-    "aten::zeros": 0.0,
-    "aten::new_zeros": 0.0,
-    "aten::zeros_like": 0.0,
-    "aten::ones": 1.0,
-    "aten::new_ones": 1.0,
-    "aten::ones_like": 1.0,
-}
+MADE: dict[str, float] = {"aten::scalar_tensor": 0, "aten::full": 1, "aten::new_full": 2, "aten::full_like": 1}
+for _word, _value in (("zeros", 0.0), ("ones", 1.0)):
+    MADE |= dict.fromkeys((f"aten::{_word}", f"aten::new_{_word}", f"aten::{_word}_like"), _value)
 """Where the arguments of what makes a tensor have its value, or, a float, what it is."""
 
 
