@@ -73,6 +73,7 @@ def source(shown: Tree, tables: Sequence[Table]) -> str:
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k) const {",
             f"    return {in_cuda(shown, False)};",
             "  }",
+            "  template <bool ALIKE>",
             "  __device__ __forceinline__ Range range(Range b, Range h, Range q, Range k, int lane) const {",
             *(f"    {line}" for line in lines_of(shown)),
             "  }",

@@ -19,7 +19,7 @@ TURNED = {">": "is_less", ">=": "is_at_most"}
 
 def lines_of(tree: Tree) -> list[str]:
     """The body of a function of `b`, `h`, `q` and `k`, ranges each, and of a lane that returns the range of a predicate
-    or a whole number; all lanes of a warp call it."""
+    or a whole number; all lanes of a warp call it, with the same ranges where its template says `ALIKE`."""
     known: dict[Tree, str] = {}
     lines: list[str] = []
     result = _named(tree, known, lines)
@@ -81,7 +81,7 @@ def _range(tree: Tree, known: dict[Tree, str], lines: list[str]) -> str:
             found = f"Line{{}}.of({line}, {size})"
             for line, size in zip(inside[1:], sizes[1:], strict=True):
                 found = f"{found}.of({line}, {size})"
-            return f"elements_of({member(table)}, {found}, lane)"
+            return f"elements_of<ALIKE>({member(table)}, {found}, lane)"
         case Apply(sign, of) if all(one.kind != "float" for one in of):
             if sign == "whole":
                 return _named(of[0], known, lines)

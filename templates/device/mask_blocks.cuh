@@ -1,7 +1,7 @@
 // mask_blocks.cuh: the lists of a `BlockMask` of FlexAttention out of a predicate, in two launches: what each block of
 // rows and keys is, then the numbers of the PARTIAL and of the FULL ones, by rows and by keys. A source that includes
-// it has a class `Seen` with `shows(batch, head, query, key)` and `range` of it for ranges of these and all lanes of a
-// warp, the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
+// it has a class `Seen` with `shows(batch, head, query, key)` and `range` of it for ranges of these, the same of all
+// lanes of a warp or not, the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"
 #include "device/score_range.cuh"
@@ -22,14 +22,15 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
   if (key_block >= key_blocks) return;
   const int first_row = blockIdx.y * block_rows, first_key = key_block * block_keys;
   const int rows = min(block_rows, seqlen_q - first_row), keys = min(block_keys, seqlen_k - first_key);
-  const Range found = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1},
-                                 {first_key, first_key + keys - 1}, lane);
+  const Range found = seen.template range<true>({batch, batch}, {head, head}, {first_row, first_row + rows - 1},
+                                                {first_key, first_key + keys - 1}, lane);
   bool any = found.high, all = found.low, is_known = found.is_one();
   if (!is_known) {
     any = false, all = true, is_known = true;
     for (int from = 0; from < keys && is_known && (all || !any); from += 32) {
       const int key = first_key + min(from + lane, keys - 1);
-      const Range part = seen.range({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
+      const Range part =
+          seen.template range<false>({batch, batch}, {head, head}, {first_row, first_row + rows - 1}, {key, key}, lane);
       is_known = __all_sync(ALL_LANES, part.is_one()) != 0;
       any |= __any_sync(ALL_LANES, part.low) != 0, all &= __all_sync(ALL_LANES, part.high) != 0;
     }
@@ -41,7 +42,8 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
       const int key = first_key + from + lane;
       for (int begin = 0; begin < rows && (all || !any); begin += 32) {
         const int to = min(32, rows - begin);
-        const Range part = seen.range({batch, batch}, {head, head}, {first_row + begin, first_row + begin + to - 1},
+        const Range part =
+            seen.template range<true>({batch, batch}, {head, head}, {first_row + begin, first_row + begin + to - 1},
                                       {first_key + from, first_key + min(from + 31, keys - 1)}, lane);
         if (part.is_one()) {
           any |= part.high != 0, all &= part.low != 0;

@@ -124,30 +124,33 @@ __device__ __forceinline__ Range flags_of(const bool* table, Line line, int lane
   return flags_of(reinterpret_cast<const uint4*>(flags), words, lane);
 }
 
-// What all lanes of a warp ask: elements of the same line, or one for each lane; of other lines it says nothing.
-// Lanes with a key each can have such lines, where numbers of some pass the bounds of an int.
-template <typename Element> __device__ __forceinline__ Range elements_of(const Element* table, Line line, int lane) {
+// What all lanes of a warp ask: elements of the same line, as they do where they ask ALIKE, or one for each lane; of
+// other lines it says nothing. Lanes with a key each can have such lines, where numbers of some pass the bounds of an
+// int.
+template <bool ALIKE, typename Element>
+__device__ __forceinline__ Range elements_of(const Element* table, Line line, int lane) {
   constexpr bool IS_FLAG = sizeof(Element) == 1;
   const int64_t elements = int64_t(line.count) * line.rows;
-  if (__all_sync(ALL_LANES, elements == 1)) {
+  if (ALIKE ? elements == 1 : __all_sync(ALL_LANES, elements == 1)) {
     const int value = as_int(table[line.first]);
     return {value, value};
   }
-  // Of all lanes each: && between them would keep some from the next one.
-  const int64_t first = __shfl_sync(ALL_LANES, line.first, 0), step = __shfl_sync(ALL_LANES, line.step, 0),
-                far = __shfl_sync(ALL_LANES, line.far, 0);
-  const int count = __shfl_sync(ALL_LANES, line.count, 0), rows = __shfl_sync(ALL_LANES, line.rows, 0);
-  const bool is_one =
-      line.first == first && line.step == step && line.count == count && line.far == far && line.rows == rows;
-  if (!__all_sync(ALL_LANES, is_one) || elements < 1 || (!IS_FLAG && elements > MOST_ELEMENTS))
+  bool is_one = true;
+  if constexpr (!ALIKE) {  // of all lanes each: && between them would keep some from the next one
+    const int64_t first = __shfl_sync(ALL_LANES, line.first, 0), step = __shfl_sync(ALL_LANES, line.step, 0);
+    const int count = __shfl_sync(ALL_LANES, line.count, 0);
+    is_one = line.first == first && line.step == step && line.count == count && line.rows == 1;
+    is_one = __all_sync(ALL_LANES, is_one);
+  }
+  if (!is_one || elements < 1 || (!IS_FLAG && elements > MOST_ELEMENTS))
     return IS_FLAG ? Range{0, 1} : Range::anything();
   if constexpr (IS_FLAG) {
     return flags_of(table, line, lane);
   } else {
     Range found{0x7fffffff, -0x7fffffff - 1};
-    for (int row = 0; row < rows; ++row)
-      for (int i = lane; i < count; i += 32) {
-        const int value = as_int(table[first + row * far + i * step]);
+    for (int row = 0; row < line.rows; ++row)
+      for (int i = lane; i < line.count; i += 32) {
+        const int value = as_int(table[line.first + row * line.far + i * line.step]);
         found = {min(found.low, value), max(found.high, value)};
       }
 #pragma unroll

@@ -130,40 +130,46 @@ OF_FLAGS = {
 
 
 def test_between_what_the_elements_of_a_table_lie():
+    """Lanes that are not known to ask alike have one row."""
     headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
     text = "\n".join(
         (
             *(f'#include "{name}"' for name in headers),
-            "template <typename Element>",
+            "template <bool ALIKE, typename Element>",
             "__device__ void find(const Element* table, const int* given, int* all) {",
             "const int number = blockIdx.x * 32 + threadIdx.x;",
             "given += 5 * number;",
             "const Line line{given[0], given[1], given[2], given[3], given[4]};",
-            "const Range found = elements_of(table, line, threadIdx.x);",
+            "const Range found = elements_of<ALIKE>(table, line, threadIdx.x);",
             "all[2 * number] = found.low, all[2 * number + 1] = found.high;",
             "}",
             *(
-                f'extern "C" __global__ void of_{of}(const {of}* table, const int* given, int* all) '
-                "{ find(table, given, all); }"
+                f'extern "C" __global__ void of_{of}_{alike}(const {of}* table, const int* given, int* all) '
+                f"{{ find<{alike}>(table, given, all); }}"
                 for of in ("int", "bool")
+                for alike in (0, 1)
             ),
         )
     )
     kernel = ptx_kept(resolve(text, TEMPLATES), "sm_90a")
 
-    def found_of(of, table, lines):
+    def found_of(table, lines, alike):
         given, found = torch.tensor(lines, dtype=torch.int32), torch.zeros(len(lines), 32, 2, dtype=torch.int32)
         buffers = {"table": table, "given": given, "all": found}
-        launch = KernelLaunch(f"of_{of}", (len(lines), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
+        name = f"of_{'bool' if table.dtype == torch.bool else 'int'}_{int(alike)}"
+        launch = KernelLaunch(name, (len(lines), 1, 1), (32, 1, 1), 0, tuple(map(Buffer, buffers)))
         assert not InterpreterBackend().run(kernel, (launch,), buffers)
         return found.tolist()
 
-    found = found_of("int", torch.arange(10, 5010, dtype=torch.int32), [lanes for lanes, _ in OF_LINES.values()])
-    for (name, (_, lies)), lanes in zip(OF_LINES.items(), found, strict=True):
-        assert lanes == [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)], name
-    flags = torch.zeros(90, ROW, dtype=torch.bool)
+    numbers, flags = torch.arange(10, 5010, dtype=torch.int32), torch.zeros(90, ROW, dtype=torch.bool)
     flags[20:61, 32:96] = True
-    found = found_of("bool", flags, [[line] * 32 for line in OF_FLAGS.values()])
-    for (name, (first, step, count, far, rows)), lanes in zip(OF_FLAGS.items(), found, strict=True):
-        own = flags.flatten().as_strided((rows, count), (far, step), first)
-        assert lanes == [[own.all(), own.any()]] * 32, name
+    for alike in (False, True):
+        lines = {name: one for name, one in OF_LINES.items() if not alike or one[0] == one[0][:1] * 32}
+        found = found_of(numbers, [lanes for lanes, _ in lines.values()], alike)
+        for (name, (given, lies)), lanes in zip(lines.items(), found, strict=True):
+            lies = lies if alike or given[0][4] == 1 else ANYTHING
+            assert lanes == [list(lies or (10 + 7 * lane,) * 2) for lane in range(32)], name
+        found = found_of(flags, [[line] * 32 for line in OF_FLAGS.values()], alike)
+        for (name, (first, step, count, far, rows)), lanes in zip(OF_FLAGS.items(), found, strict=True):
+            own = flags.flatten().as_strided((rows, count), (far, step), first)
+            assert lanes == [[own.all(), own.any()] if alike or rows == 1 else [0, 1]] * 32, name
