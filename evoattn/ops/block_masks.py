@@ -467,8 +467,8 @@ def _lists_by_pairs(mask_mod: Any, shape: MaskShape, device: torch.device) -> li
     function, as kernels that sort would have to be loaded."""
     from evoattn.peers.flex import block_mask  # with it the peers, which other calls need not wait for
 
-    def seen(*of: Tensor) -> Tensor:
-        return torch.as_tensor(mask_mod(*(one.to(device) for one in of))).bool().cpu()
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.as_tensor(mask_mod(*(one.to(device) for one in (b, h, i, j)))).bool().cpu()
 
     sizes = shape.block_rows, shape.block_keys
     try:
