@@ -88,6 +88,7 @@ class Lines:
         """Whether the value, and all that could not be written before it, was written."""
         self._unwritten[name_of(key)] = value
         for name, one in list(self._unwritten.items()):
-            if append(self._path, name, one, self._most):
-                del self._unwritten[name]
-        return not self._unwritten
+            if not append(self._path, name, one, self._most):
+                return False
+            del self._unwritten[name]
+        return True

@@ -341,10 +341,9 @@ class ClimbCache:
 
     def __init__(self, folder: Path | None = None, state: Callable[[], str] = what_decides) -> None:
         """`folder`: where the file lies, or is made; None for memory alone. `state`: as `what_decides`."""
-        self._state = state
-        self._folder, self._writes = folder, folder is not None
+        self._state, self._folder = state, folder
         self._memory: dict[Key, Climbed] = {}
-        self._lines: dict[bytes, bytes] | None = None
+        self._kept: appended.Lines | None = None
 
     @property
     def path(self) -> Path | None:
@@ -357,40 +356,32 @@ class ClimbCache:
 
     def get(self, key: Key) -> Climbed | None:
         """What this process or an earlier one has added."""
-        found = self._memory.get(key)
-        if found is None and self._folder is not None:
-            if self._lines is None:
-                self._lines = self._read()
-            name = appended.name_of(key)
-            if (line := self._lines.get(name)) and (row := appended.parsed(name, line)):
-                (config, *rivals), *numbers = row
-                score, gain, asked = numbers
-                others = tuple(KernelConfig(*one) for one in rivals)
-                found = Climbed(KernelConfig(*config), score, gain, asked, others)
-                self._remember(key, found)
+        found, kept = self._memory.get(key), self._lines()
+        if found is None and kept and (row := kept.get(key)):
+            (config, *rivals), score, gain, asked = row
+            found = Climbed(KernelConfig(*config), score, gain, asked, tuple(KernelConfig(*one) for one in rivals))
+            self._remember(key, found)
         return found
 
     def add(self, key: Key, climbed: Climbed) -> None:
         """Keep what a climb came to, on disk too if that can be written."""
         self._remember(key, climbed)
-        if not self._writes or (path := self.path) is None:
-            return
-        configs = [[one.family, one.params] for one in (climbed.config, *climbed.rivals)]
-        row = [configs, climbed.score, climbed.gain, climbed.asked]
-        self._writes = appended.append(path, appended.name_of(key), row)
+        if kept := self._lines():
+            configs = [[one.family, one.params] for one in (climbed.config, *climbed.rivals)]
+            kept.add(key, [configs, climbed.score, climbed.gain, climbed.asked])
 
     def forget(self) -> None:
         """Take nothing of what is in memory, and read the file of the state as it is then."""
-        self._memory, self._lines = {}, None
+        self._memory, self._kept = {}, None
+
+    def _lines(self) -> appended.Lines | None:
+        """Of the file of the state; None for memory alone."""
+        if self._kept is None and (path := self.path):
+            self._kept = appended.Lines(path)
+            mark_used(path)
+        return self._kept
 
     def _remember(self, key: Key, found: Climbed) -> None:
         if len(self._memory) >= MOST_KEPT:
             self._memory.clear()
         self._memory[key] = found
-
-    def _read(self) -> dict[bytes, bytes]:
-        if (path := self.path) is None:
-            return {}
-        if lines := appended.read(path):
-            mark_used(path)
-        return lines

@@ -1,6 +1,5 @@
 """ClimbCache that are kept on disk: the same in the next process, and never another's, whatever happens to the file."""
 
-import multiprocessing
 import os
 import shutil
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from evoattn.backends.appended import MOST_BYTES
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -129,67 +127,12 @@ def test_without_a_state_climbs_are_kept_in_memory(tmp_path: Path) -> None:
     assert not (tmp_path / "op").exists()
 
 
-@pytest.mark.slow
-def test_damage_costs_a_climb_and_never_changes_one(tmp_path: Path) -> None:
-    kept = ClimbCache(tmp_path)
-    for number in range(3):
-        kept.add(key(number), climbed(number))
-    whole = file_of(kept).read_bytes()
-    for place in range(0, len(whole), 3):
-        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]):
-            file_of(kept).write_bytes(damaged)
-            found = [ClimbCache(tmp_path).get(key(number)) for number in range(3)]
-            assert all(one in (None, climbed(number)) for number, one in enumerate(found))
-            assert sum(one is None for one in found) <= 1 or damaged == whole[:place]
-
-
-def test_a_line_after_one_that_was_cut_off_is_whole(tmp_path: Path) -> None:
-    kept = ClimbCache(tmp_path)
-    kept.add(key(0), climbed(0))
-    file_of(kept).write_bytes(file_of(kept).read_bytes()[:-40])
-    ClimbCache(tmp_path).add(key(1), climbed(1))
-    again = ClimbCache(tmp_path)
-    assert (again.get(key(0)), again.get(key(1))) == (None, climbed(1))
-
-
-def _add_many(folder: Path, first: int) -> None:
-    kept = ClimbCache(folder)
-    for number in range(first, first + 100):
-        kept.add(key(number), climbed(number))
-
-
-@pytest.mark.slow
-def test_processes_share_a_file(tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        pool.starmap(_add_many, [(tmp_path, 100 * i) for i in range(4)])
-    kept = ClimbCache(tmp_path)
-    assert [kept.get(key(number)) for number in range(400)] == [climbed(number) for number in range(400)]
-
-
 def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept = ClimbCache(tmp_path / "file" / "op")
     assert kept.get(key(0)) is None
     kept.add(key(0), climbed(0))
     assert kept.get(key(0)) == climbed(0)
-    (tmp_path / "file").unlink()
-    kept.add(key(1), climbed(1))
-    assert not (tmp_path / "file").exists(), "it was not tried again"
-
-
-@pytest.mark.slow
-def test_a_file_stays_small_and_keeps_what_is_new(tmp_path: Path) -> None:
-    kept = ClimbCache(tmp_path)
-    line = 0
-    number = 0
-    while number * line < 2 * MOST_BYTES:
-        kept.add(key(number), climbed(number))
-        line = line or file_of(kept).stat().st_size
-        number += 1
-    assert MOST_BYTES / 3 < file_of(kept).stat().st_size <= MOST_BYTES
-    later = ClimbCache(tmp_path)
-    assert [later.get(key(n)) for n in range(number - 50, number)] == [climbed(n) for n in range(number - 50, number)]
-    assert later.get(key(0)) is None
 
 
 def test_memory_alone_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

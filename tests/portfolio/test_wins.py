@@ -1,11 +1,7 @@
 """The file of kernels that the user's own searches found."""
 
-import multiprocessing
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -58,21 +54,6 @@ def test_a_later_win_replaces_an_earlier_one_and_others_stay(tmp_path):
     assert ours.find(PROBLEM.with_(batch=2), H100)
 
 
-def _write(path, batch):
-    Wins(path).add([win(PROBLEM.with_(batch=batch))])
-
-
-@pytest.mark.slow
-def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    path, context = tmp_path / "wins.jsonl", multiprocessing.get_context("fork")
-    processes = [context.Process(target=_write, args=(path, batch)) for batch in range(1, 9)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert all(Wins(path).find(PROBLEM.with_(batch=batch), H100) for batch in range(1, 9))
-
-
 LATER = [
     lambda row: row | {"watts": 300},
     lambda row: row | {"problem": row["problem"] | {"dilation": 2}},
@@ -100,29 +81,6 @@ def test_a_row_that_cannot_be_read_is_passed_over_and_stays_in_the_file(tmp_path
     assert "4.00" in Wins(path).find(PROBLEM.with_(batch=2), H100).why and path.read_bytes().startswith(before)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"a line of a process that was killed", b"[" * 100_000, b"\xff"])
-def test_a_damaged_file_loses_what_is_damaged(tmp_path, data):
-    path = tmp_path / "wins.jsonl"
-    Wins(path).add([win()])
-    path.write_bytes(data + path.read_bytes() + data)
-    path.chmod(0o600)
-    Wins(path).add([win(PROBLEM.with_(batch=2))])
-    assert Wins(path).find(PROBLEM, H100) and Wins(path).find(PROBLEM.with_(batch=2), H100)
-
-
-def test_a_file_that_may_not_be_read_is_not_replaced(tmp_path):
-    """A link that leads back to itself: no user can read it, root neither."""
-    path = tmp_path / "wins.jsonl"
-    path.symlink_to(path)
-    wins = Wins(path)
-    with pytest.warns(RuntimeWarning, match="serves this process only"):
-        wins.add([win()])
-    assert path.is_symlink() and wins.find(PROBLEM, H100)
-    path.unlink()
-    wins.add([win(PROBLEM.with_(batch=2))])
-    assert Wins(path).find(PROBLEM, H100) and Wins(path).find(PROBLEM.with_(batch=2), H100), "as soon as that is mended"
-
-
 def test_a_config_that_the_space_no_longer_has_is_passed_over(tmp_path):
     wins = Wins(tmp_path / "wins.jsonl")
     wins.add([win(params=PARAMS | {"BLOCK_M": 7})])
@@ -140,28 +98,3 @@ def test_wins_that_cannot_be_written_serve_this_process(tmp_path):
     with pytest.warns(RuntimeWarning, match="cannot be written: what was found serves this process only"):
         wins.add([win()])
     assert wins.find(PROBLEM, H100)
-
-
-@pytest.mark.slow
-def test_wins_of_a_full_disk_are_written_with_the_next_ones(tmp_path):
-    code = f"""
-import resource, sys, warnings
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_wins import H100, PROBLEM, Path, Wins, win
-wins = Wins(Path({str(tmp_path / "wins.jsonl")!r}))
-wins.add([win()])
-limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    wins.add([win(PROBLEM.with_(batch=2))])
-assert "cannot be written" in str(said[0].message)
-assert wins.find(PROBLEM, H100) and wins.find(PROBLEM.with_(batch=2), H100)
-resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-wins.add([win(PROBLEM.with_(batch=3))])
-wins.add([win(PROBLEM.with_(batch=2), us=4.0)])
-assert "4.00" in wins.find(PROBLEM.with_(batch=2), H100).why
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    found = Wins(tmp_path / "wins.jsonl")
-    assert all(found.find(PROBLEM.with_(batch=batch), H100) for batch in (2, 3)) and found.find(PROBLEM, H100)
