@@ -11,7 +11,7 @@ from evoattn.correctness.reference import Answer, Exact, rms
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.operation import TensorSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.quantize import PAIR, SMOOTH, TURN, number_of
+from evoattn.model.quantize import SMOOTH, TOGETHER, TURN, number_of, sampled_rows
 from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK
 from evoattn.model.space import KernelConfig
 
@@ -77,16 +77,16 @@ def make_answer(
     """
     if problem.op == TURN:
         return {"numbers": Exact(eight_bits.turn(tensors["x"]).double(), 0.0, 0.0)}
-    if problem.op == PAIR:
-        second = _answer(problem, tensors["v"], problem.turned)
-        return _answer(problem, tensors["x"], False) | {f"v_{name}": one for name, one in second.items()}
-    return _answer(problem, tensors["x"], problem.turned)
+    if problem.op in TOGETHER:
+        second = _answer(problem, tensors["v"], problem.turned, False)
+        first = _answer(problem, tensors["x"], False, problem.op == SMOOTH)
+        return first | {f"v_{name}": one for name, one in second.items()}
+    return _answer(problem, tensors["x"], problem.turned, False)
 
 
-def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool) -> dict[str, Exact]:
-    x = tensor.float().nan_to_num(0.0, 0.0, 0.0)
-    smooth, element = problem.op == SMOOTH, number_of(problem)
-    mean = x.double().mean(2, keepdim=True).float()
+def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool, smooth: bool) -> dict[str, Exact]:
+    x, element = tensor.float().nan_to_num(0.0, 0.0, 0.0), number_of(problem)
+    mean = x[:, :, sampled_rows(x.shape[2])].double().mean(2, keepdim=True).float()
     wide = x - mean if smooth else x
     sizes = wide.abs()
     if problem.scales == "token":
@@ -117,7 +117,7 @@ def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool) -> dict[str
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    group = 1 if problem.op in (SMOOTH, TURN, PAIR) else 3
+    group = 1 if problem.op in (TURN, *TOGETHER) else 3
     small = problem.with_(batch=2, heads=2 * group, kv_heads=2, layout="bhsd")
     return [
         ("ragged", small.with_(seqlen_q=1203, seqlen_k=1203), "outliers"),
@@ -132,9 +132,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     """Two parts of a head and some rows; the other layout; one row; zeros; extremes; one part of one head; one head
     alone, of which one block has all; where it takes few blocks more parts of a scale than a block has threads."""
     rows, threads = int(config.params["BLOCK_M"]), int(config.params["THREADS"])
-    group = 1 if problem.op in (SMOOTH, TURN, PAIR) else 2
+    group = 1 if problem.op in (TURN, *TOGETHER) else 2
     small = problem.with_(batch=2, heads=2 * group, kv_heads=2, seqlen_q=7, seqlen_k=7, layout="bhsd")
-    several = threads <= 128 and problem.op not in (SMOOTH, TURN, PAIR)
+    several = threads <= 128 and problem.op not in (TURN, *TOGETHER)
     many = small.with_(heads=threads + 2, kv_heads=1, batch=1, seqlen_q=1, seqlen_k=1) if several else small
     return [
         SmallCase("two parts and more", small.with_(batch=1, seqlen_q=2 * rows + 3, seqlen_k=2 * rows + 3), "outliers"),

@@ -3,9 +3,11 @@
 The tensor is of Q's shape: `[batch, heads, seqlen_q, head_dim]`. A problem's `kv` is the dtype of the numbers, e4m3
 unless given; its `scales` says what shares one: all, the heads of a K/V head of a batch (`head`), 128 rows of a head
 (`block`) or each row (`token`).
-A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `quantize_smooth` takes the
-mean of the rows of each head from them first, as SageAttention's `smooth_k`. `turn` takes numbers of 8 bits, and makes
-them `turned`. `quantize_kv` takes two tensors together, K's shape and V's, of which V may be `turned`.
+A scale is the largest magnitude over the largest number of the dtype, 1 where that is 0. `turn` takes numbers of 8
+bits, and makes them `turned`. `quantize_kv` takes two tensors together, K's shape and V's, of which V may be `turned`;
+`quantize_smooth` takes them too, and from the rows of each head of K first their mean, as SageAttention's `smooth_k`.
+Attention is the same whatever is taken from all keys, so that the mean of some rows does: each block then reads these,
+and none waits for the others.
 """
 
 import math
@@ -18,7 +20,15 @@ from evoattn.model.turned import turned_spec
 
 SMOOTH = "quantize_smooth"
 TURN, PAIR = "turn", "quantize_kv"
-QUANTIZE_OPERATIONS = ("quantize", SMOOTH, TURN, PAIR)
+TOGETHER = (PAIR, SMOOTH)
+QUANTIZE_OPERATIONS = ("quantize", TURN, *TOGETHER)
+SAMPLED = 64
+"""Rows of a head that a mean is of. What is left of a channel's mean is an eighth of its standard deviation."""
+
+
+def sampled_rows(rows: int) -> list[int]:
+    """Those in the middle of SAMPLED equal parts: the first token of a text often has a key unlike all others."""
+    return [(2 * i + 1) * rows // (2 * SAMPLED) for i in range(SAMPLED)]
 
 
 def number_of(problem: Any) -> Dtype:
@@ -27,30 +37,28 @@ def number_of(problem: Any) -> Dtype:
 
 
 def _why_not(problem: Any) -> str:
-    if problem.op != PAIR and problem.head_dim_v != problem.head_dim:
+    if problem.op not in TOGETHER and problem.head_dim_v != problem.head_dim:
         return f"op={problem.op} takes one tensor: leave value_dim out."
     if problem.op == TURN:
         fits = problem.dtype == "e4m3" and problem.turned and not problem.scales and not problem.kv
         words = f"op={TURN} takes numbers of 8 bits: write dtype=e4m3 turned=1, and leave scales and kv out."
         return "" if fits else words
     alone = problem.heads == problem.kv_heads and problem.seqlen_q == problem.seqlen_k
-    if problem.op == PAIR and not alone:
-        return f"op={PAIR} takes K and V alone: write as many heads as K/V heads, and as many queries as keys."
-    if problem.op == SMOOTH and (problem.scales != "head" or problem.group_size > 1):
-        return f"op={SMOOTH} takes as many heads as K/V heads, and a scale of each: write scales=head."
+    if problem.op in TOGETHER and not alone:
+        return f"op={problem.op} takes K and V alone: write as many heads as K/V heads, and as many queries as keys."
     return ""
 
 
 def _inputs(problem: Any) -> tuple[TensorSpec, ...]:
-    lies_as = {"x": "k", "v": "v"} if problem.op == PAIR else {"x": "q"}
+    lies_as = {"x": "k", "v": "v"} if problem.op in TOGETHER else {"x": "q"}
     dtype = problem.element.torch
     return tuple(TensorSpec(name, problem.shape(one), problem.strides(one), dtype) for name, one in lies_as.items())
 
 
 def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     """The numbers, in the tensor's order of dimensions or `turned`; their scales and with `quantize_smooth` the means,
-    float32. Of `quantize_kv` K's lie as Q does, V's as O."""
-    pair, dtype = problem.op == PAIR, number_of(problem).torch
+    float32. Of two tensors K's lie as Q does, V's as O."""
+    pair, dtype = problem.op in TOGETHER, number_of(problem).torch
     rows = problem.batch, problem.heads, problem.seqlen_q
     shapes = {"": (1, 1), "head": (problem.batch, problem.kv_heads), PER_TOKEN: rows}
     shapes[PER_BLOCK] = (*rows[:2], scale_blocks(problem.seqlen_q))
@@ -62,15 +70,15 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
     made = last, contiguous("v_scale" if pair else "scale", shapes[problem.scales], "float32")
     if pair:
         first = TensorSpec("numbers", problem.shape("q"), problem.strides("q"), dtype)
-        return first, made[1]._replace(name="scale"), *made
+        made = (first, made[1]._replace(name="scale"), *made)
     if problem.op != SMOOTH:
         return made
     return *made, contiguous("mean", (problem.batch, problem.heads, 1, problem.head_dim), "float32")
 
 
 def _flops(problem: Any) -> int:
-    """A comparison and a product of each element, and with a mean a sum and a difference."""
-    flops: int = (4 if problem.op == SMOOTH else 2) * sum(math.prod(one.shape) for one in problem.inputs)
+    """A comparison and a product of each element, and with a mean a difference."""
+    flops: int = (3 if problem.op == SMOOTH else 2) * sum(math.prod(one.shape) for one in problem.inputs)
     return flops
 
 

@@ -33,7 +33,7 @@ def why_not_turned(problem: Any) -> str:
         return f"turned: V of 8 bits alone comes so, beside Q of 8 bits; write dtype=e4m3, not {problem.dtype}."
     if problem.op not in ("forward", *ANSWERED, "quantize", "quantize_smooth", "quantize_kv", "turn"):
         return f"op={problem.op} takes no V with its keys along rows; take turned out."
-    if problem.scales == PER_TOKEN or problem.op == "quantize_smooth":
+    if problem.scales == PER_TOKEN:
         return "turned: V has one scale, or one of each head; write scales=head, or leave it out."
     if others := [name for name in ("seqused", "page", "varlen", "shared_kv") if getattr(problem, name)]:
         return f"turned and {others[0]} exclude each other; take one of them out."

@@ -112,7 +112,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
         turns = _turns(query, key, value, kind)
         rounds = turns and query.dtype in WIDE and (ROUNDS, *kind) not in current.runtime().served
         below = BLOCKS_BELOW if query.shape[3] < WIDE_DIM else BLOCKS_BELOW_WIDE
-        blocks = turns and not smooth_k and _seen(query, key, mask != FULL, rounds) < below
+        blocks = turns and _seen(query, key, mask != FULL, rounds) < below
         given, mean = quantised(query, key, value, smooth_k, turns, "block" if blocks else "head", rounds)
         if mean is not None and return_lse:
             correction = _lse_correction(query, mean, scale_of(scale))

@@ -14,7 +14,7 @@ from evoattn.model.dtype import DTYPES as ELEMENTS
 from evoattn.model.mask import FULL
 from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.quantize import PAIR, QUANTIZE_OPERATIONS, TURN
+from evoattn.model.quantize import PAIR, SMOOTH, TURN, sampled_rows
 from evoattn.model.scales import BLOCK_ROWS, GRANULARITIES
 from evoattn.ops.arguments import (
     DTYPES,
@@ -272,7 +272,7 @@ class Numbers:
 @dataclass(frozen=True)
 class Wanted:
     """What is made of a tensor `[batch, heads, rows, head_dim]`: of which dtype, what shares a scale, how many K/V
-    heads there are, and whether the mean of a head's rows is taken from them."""
+    heads there are, and whether a mean of a head's rows is taken from them, of two tensors from the first's."""
 
     dtype: torch.dtype
     granularity: Granularity
@@ -290,13 +290,15 @@ class Wanted:
         made = [torch.empty_like(one, dtype=self.dtype, device="meta") for one in tensors]
         lies = [plain_strides(tuple(one.shape), one.stride()) for one in (*tensors, *made)]
         batch, heads, rows, dim = tensors[0].shape
-        pair = len(tensors) > 1
+        pair, op = len(tensors) > 1, "quantize"
+        if pair:
+            op = SMOOTH if self.smooth else PAIR
         strides = (lies[2], lies[0], lies[1], lies[3]) if pair else (*lies[:1] * 3, lies[1])
         try:
             return StridedProblem(
                 batch, heads, self.kv_heads, rows, rows, dim, WIDE[tensors[0].dtype],
                 kv=KV_DTYPES[self.dtype], scales="" if self.granularity == "tensor" else self.granularity,
-                value_dim=tensors[-1].shape[3], op=PAIR if pair else QUANTIZE_OPERATIONS[self.smooth],
+                value_dim=tensors[-1].shape[3], op=op,
                 turned=self.turned, strides_of=strides,
             )  # fmt: skip
         except ProblemError as error:
@@ -307,8 +309,8 @@ def quantize_both(key: Tensor, value: Tensor, wanted: Wanted) -> tuple[Numbers, 
     """`quantize` of key and value `[batch, kv_heads, keys, head_dim]`, by one kernel where one takes both; `turned` is
     of value, `smooth` of key."""
     alike = key.shape[:3] == value.shape[:3] and key.dtype == value.dtype and key.device == value.device
-    if alike and not wanted.smooth and (made := _by_kernel((key, value), wanted, current.runtime())):
-        return Numbers(*made[:2]), Numbers(*made[2:])
+    if alike and (made := _by_kernel((key, value), wanted, current.runtime())):
+        return Numbers(*made[:2], *made[4:]), Numbers(*made[2:4])
     of_key, of_value = replace(wanted, turned=False), replace(wanted, smooth=False, kv_heads=value.shape[1])
     return quantize(key, of_key), quantize(value, of_value)
 
@@ -321,7 +323,7 @@ def quantize(tensor: Tensor, wanted: Wanted) -> Numbers:
     by PyTorch, but for what the order of a mean's sum makes. NaN and infinities are NaN (0 in int8), and count for no
     scale and no mean.
     """
-    made = _by_kernel((tensor,), wanted, current.runtime())
+    made = () if wanted.smooth else _by_kernel((tensor,), wanted, current.runtime())
     return Numbers(*made) if made else quantize_by_torch(tensor, wanted)
 
 
@@ -408,7 +410,7 @@ def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     finite = wide.isfinite()
     sizes, mean = wide.where(finite, 0), None
     if wanted.smooth:
-        mean = sizes.mean(2, keepdim=True)
+        mean = sizes[:, :, sampled_rows(tensor.shape[2])].mean(2, keepdim=True)
         wide = wide - mean
         sizes = sizes - mean
     over = {"tensor": (0, 1, 2, 3), "head": (2, 3), "block": (3,), "token": (3,)}[wanted.granularity]

@@ -31,7 +31,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
 from evoattn.model.merge import NARROW
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.quantize import PAIR, SMOOTH, TURN
+from evoattn.model.quantize import TOGETHER, TURN
 from evoattn.model.records import TrialState
 from evoattn.model.scales import ROUNDED
 from evoattn.model.space import KernelConfig
@@ -121,10 +121,10 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
 def draw_operation(problem: AttentionProblem, family: str, rng: random.Random) -> dict[str, Any]:
     """Fields that make the problem one of the family's operations, each as often as another."""
     op = rng.choice(FAMILIES[family].operations)
+    pair = {"heads": problem.kv_heads, "seqlen_k": problem.seqlen_q, "turned": problem.head_dim % 16 == 0}
     fields: dict[str, dict[str, Any]] = {
-        SMOOTH: {"heads": problem.kv_heads, "scales": "head", "kv": rng.choice(EIGHT_BIT_CACHES)},
         TURN: {"dtype": "e4m3", "turned": True},
-        PAIR: {"heads": problem.kv_heads, "seqlen_k": problem.seqlen_q, "turned": problem.head_dim % 16 == 0},
+        **dict.fromkeys(TOGETHER, pair),
         NARROW: {"dtype": rng.choice(("fp16", "bf16"))},
         **{name: {"scale": rng.choice((None, 0.5))} for name in (HALVES, PAIRS)},
         **{name: {"scales": "head"} for name in ROUNDED},

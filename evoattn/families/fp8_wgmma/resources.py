@@ -196,6 +196,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "flush tiles": genes.FLUSH_TILES,
         "sum columns": genes.sum_columns,
         "turned": problem.turned,
+        "rounds": problem.op in ROUNDED,
         "value parts": genes.VALUE_PARTS,
         "value sums": genes.VALUE_SUMS,
     }

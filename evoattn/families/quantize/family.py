@@ -11,14 +11,14 @@ from evoattn.families.work import LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, STATIC_SMEM_LIMIT, Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.quantize import PAIR, QUANTIZE_OPERATIONS, SMOOTH, TURN, number_of
+from evoattn.model.quantize import QUANTIZE_OPERATIONS, SAMPLED, SMOOTH, TOGETHER, TURN, number_of
 from evoattn.model.scales import BLOCK_ROWS, PER_BLOCK, PER_TOKEN
 from evoattn.model.space import KernelConfig
 from evoattn.model.turned import GROUP
 from evoattn.model.variant import TURNED
 
 SIZES = "sizes"
-"""The scratch buffer: of what parts of heads have, the largest magnitude, or of each column least, most and sum."""
+"""The scratch buffer: the largest magnitude of parts of heads."""
 MOST_KEPT = 32
 """Registers of a thread that hold a block's rows."""
 OF_BLOCKS = (PER_BLOCK, PER_TOKEN)
@@ -77,13 +77,18 @@ class Quantize(RowKernels):
         genes = QuantizeGenes.of(config)
         if problem.scales == PER_BLOCK and genes.BLOCK_M != BLOCK_ROWS:
             return f"BLOCK_M={genes.BLOCK_M}: with scales=block a block takes the {BLOCK_ROWS} rows that share one."
-        busy = 0
+        busy, room = 0, STATIC_SMEM_LIMIT - ROOM
+        if problem.op == SMOOTH:  # sums of all threads and the mean
+            lanes, columns, _ = genes.layout(problem, problem.head_dim, False)
+            room -= 4 * (genes.THREADS * columns + problem.head_dim)
+            if room < 0:
+                return (
+                    f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT - ROOM} bytes."
+                )
         for dim, turned in _tensors(problem):
             lanes, columns, rows = genes.layout(problem, dim, turned)
-            if problem.op == SMOOTH and 4 * (genes.THREADS * columns + dim + WARP) > STATIC_SMEM_LIMIT:
-                return f"THREADS={genes.THREADS} threads of {columns} sums each are over {STATIC_SMEM_LIMIT} bytes."
-            if turned and genes.BLOCK_M * dim > STATIC_SMEM_LIMIT - ROOM:
-                return f"BLOCK_M={genes.BLOCK_M} rows of {dim} bytes are over {STATIC_SMEM_LIMIT - ROOM}."
+            if turned and genes.BLOCK_M * dim > room:
+                return f"BLOCK_M={genes.BLOCK_M} rows of {dim} bytes are over {room}."
             if (kept := rows * columns * problem.element_bytes // 4) > MOST_KEPT:
                 return f"THREADS={genes.THREADS}: {kept} registers of rows are more than the {MOST_KEPT} of a thread."
             busy = max(busy, genes.BLOCK_M * lanes // (GROUP if turned else 1))
@@ -98,11 +103,13 @@ class Quantize(RowKernels):
             "NUMBER": number.cuda,
             "LARGEST": f"{number.largest}f",
             "HEAD_DIM_V": problem.head_dim_v,
-            "PAIR": problem.op == PAIR,
+            "PAIR": problem.op in TOGETHER,
             "TURNED": problem.turned,
+            "TURNS": problem.op == TURN,
             "PER_TOKEN": problem.scales == PER_TOKEN,
             "PER_BLOCK": problem.scales == PER_BLOCK,
             "SMOOTH": problem.op == SMOOTH,
+            "SAMPLED": SAMPLED,
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
@@ -133,9 +140,8 @@ class Quantize(RowKernels):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         if problem.scales in OF_BLOCKS or problem.op == TURN:
             return {}
-        stats = 3 * problem.head_dim if problem.op == SMOOTH else 1
         heads = problem.batch * problem.heads * len(problem.inputs)
-        return {SIZES: 4 * stats * heads * _parts(problem, QuantizeGenes.of(config))}
+        return {SIZES: 4 * heads * _parts(problem, QuantizeGenes.of(config))}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """A step is all rows of a block: loads, a comparison and a product of each element, and a store."""
@@ -143,6 +149,7 @@ class Quantize(RowKernels):
         dim, turned = _tensors(problem)[-1]
         _, columns, rows = genes.layout(problem, dim, turned)
         elements, tensors = min(genes.BLOCK_M, problem.seqlen_q) * dim, problem.inputs
+        sampled = SAMPLED * problem.head_dim / 2 if problem.op == SMOOTH else 0  # by one block of two
         tensor = float(sum(one.bytes for one in tensors))
         two = not _is_own(problem, parts) and problem.scales not in OF_BLOCKS and problem.op != TURN
         names = ("quantize_sizes", "quantize") if two else (TURN if problem.op == TURN else "quantize",)
@@ -151,12 +158,9 @@ class Quantize(RowKernels):
             written = elements if kernel != "quantize_sizes" else 0.0
             step = Step(
                 fp32=(2.0 if written else 0.5) * elements, instructions=(4.0 if written else 1.5) * elements / WARP,
-                loaded_bytes=problem.element_bytes * elements + written, waits=300.0 + 1.5 * genes.THREADS,
+                loaded_bytes=problem.element_bytes * (elements + sampled) + written, waits=300.0 + 1.5 * genes.THREADS,
             )  # fmt: skip
-            stats = 12.0 * problem.head_dim if problem.op == SMOOTH else 4.0
-            read = parts * _heads_of_scale(problem) if written else 1
-            # With a mean a thread reads a column's parts one after another.
-            ends = Step(loaded_bytes=stats * read, waits=900.0 + (150.0 * read if problem.op == SMOOTH else 0.0))
+            ends = Step(loaded_bytes=4.0 * (parts * _heads_of_scale(problem) if written else 1), waits=900.0)
             made.append(
                 LaunchWork(
                     kernel, blocks, genes.THREADS, genes.THREADS // WARP, 0, registers or 32 + rows * columns // 2,
@@ -181,7 +185,7 @@ def _heads_of_scale(problem: AttentionProblem) -> int:
 
 def _tensors(problem: AttentionProblem) -> tuple[tuple[int, bool], ...]:
     """(head_dim, whether its numbers are turned) of each tensor."""
-    if problem.op != PAIR:
+    if problem.op not in TOGETHER:
         return ((problem.head_dim, problem.turned),)
     return (problem.head_dim, False), (problem.head_dim_v, problem.turned)
 
