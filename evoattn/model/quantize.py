@@ -67,7 +67,7 @@ def _outputs(problem: Any) -> tuple[TensorSpec, ...]:
         last = turned_spec(last.name, problem.shape("o"), dtype)
     if problem.op == TURN:
         return (last,)
-    made = last, contiguous("v_scale" if pair else "scale", shapes[problem.scales], "float32")
+    made: tuple[TensorSpec, ...] = last, contiguous("v_scale" if pair else "scale", shapes[problem.scales], "float32")
     if pair:
         first = TensorSpec("numbers", problem.shape("q"), problem.strides("q"), dtype)
         made = (first, made[1]._replace(name="scale"), *made)

@@ -75,8 +75,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     the mean, 1.81 at worst, 20 problems; an H200, 2026-11-28).
     `smooth_k` takes a mean of the keys of a head, of 64 evenly spaced ones, from all of them first, as SageAttention
     does that of all: outlier channels then cost less of the range. The answer is the same, since all scores of a query
-    change alike, and the log-sum-exp is corrected. It goes with no `softcap`. With `turned` value is as `quantize_kv(…, turned=True)` makes it, which is
-    what kernels read fastest; tensors of 16 bits are quantised so wherever a kernel reads it.
+    change alike, and the log-sum-exp is corrected. It goes with no `softcap`. With `turned` value is as
+    `quantize_kv(…, turned=True)` makes it, which is what kernels read fastest; tensors of 16 bits are quantised so
+    wherever a kernel reads it.
 
     Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not, but in
     kernels that a search of the problem found right. Where no kernel serves the call, 16-bit attention of the values
