@@ -209,24 +209,15 @@ def _seen(query: Tensor, key: Tensor, causal: bool, rounds: bool) -> float:
 
 
 def _turns(query: Tensor, key: Tensor, value: Tensor, kind: tuple[object, ...]) -> bool:
-    """Whether value is turned as it is quantised: where a kernel may take it. `kind`: what is known of calls that one
-    kernel serves, or none."""
-    runtime = current.runtime()
+    """Whether value is turned as it is quantised: where a kernel of `fp8_wgmma` may take it. `kind`: what is known of
+    calls that one kernel serves, or none."""
+    runtime, dim = current.runtime(), value.shape[3]
     if runtime.platform is None or query.device.type != runtime.device_type or not _may_launch(query, key, value):
         return False
-    if not _has_wgmma(query):
-        return False
-    dim = value.shape[3]
-    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *kind) not in runtime.served
-
-
-def _has_wgmma(query: Tensor) -> bool:
-    """Whether the GPU has kernels of `fp8_wgmma`, if there is one: they take turned values."""
-    runtime = current.runtime()
-    if runtime.platform is None or query.device.type != runtime.device_type:
-        return True
     gpu = runtime.platform.spec(query.get_device())
-    return gpu is None or gpu.arch == WITH_WGMMA
+    if gpu is not None and gpu.arch != WITH_WGMMA:
+        return False
+    return dim <= WIDEST and dim % GROUP == 0 and (TURNED, *kind) not in runtime.served
 
 
 def _may_launch(query: Tensor, key: Tensor, value: Tensor) -> bool:
