@@ -196,9 +196,13 @@ def _by_recipe(
         alike = {p.name: p.values for p in space.parameters if len(known[p.name]) == 1 and p.name not in recipe}
         others = [{name: value} for name, values in alike.items() for value in values]
         for kernel, other in product((*kernels, *space.starting_configs()), ({}, *others)):
-            config = KernelConfig(family.name, {**kernel.params, **recipe, **other})
-            if not family.why_impossible(problem, config, gpu):
-                found[config.id] = config
+            params = {**kernel.params, **recipe, **other}
+            # Sums of parts may leave shared memory for fewer stages.
+            for stages in range(int(params.get("STAGES", 0)), -1, -1):
+                config = KernelConfig(family.name, params | {"STAGES": stages} if stages else params)
+                if not family.why_impossible(problem, config, gpu):
+                    found[config.id] = config
+                    break
         genes[family.name] = {**known, **alike, **{name: (value,) for name, value in recipe.items()}}
     return list(found.values()), genes
 

@@ -12,6 +12,10 @@
 #include "device/softmax/wgmma_softmax.cuh"
 #include "flash_wgmma/output_sums.cuh"
 
+struct RangeOfRows : Operands::Range {
+  static constexpr bool MAY_LACK_ROWS = FEW_ROWS;
+};
+
 struct Consumer : OutputSums {
   Rows& q;
   float (&s)[BLOCK_N / 2];
@@ -135,15 +139,16 @@ private:
         mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
-    const bool rescale =
-        softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, typename Operands::Range>(
-            state, s, scale_of_scores(), factor, [&] {
-              if constexpr (looks_back(RESCALE)) {
-                scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
-                                                thread / 32, lane);
-              }
-              if constexpr (Terms::ANY) change_scores();
-            });
+    const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, RangeOfRows>(
+        state, s, scale_of_scores(), factor,
+        [&] {
+          if constexpr (looks_back(RESCALE)) {
+            scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
+                                            thread / 32, lane);
+          }
+          if constexpr (Terms::ANY) change_scores();
+        },
+        FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
     if constexpr (Scales::BY_BLOCK) {
       if constexpr (!FIRST) factor[0] *= running.change, factor[1] *= running.change;
     }
@@ -309,17 +314,25 @@ private:
   }
   // `step` of the first tile of a part, beside the last P V of the one before, `before_it`.
   __device__ __forceinline__ void begin_part(int before_it) {
+    constexpr bool BESIDE = OVERLAP && !PARTS_IN_GLOBAL;  // else there are no registers for S beside what is added
     key_tile = KeyParts::tile_before(before_it);
     if constexpr (OVERLAP) wait_for_turn();
-    start_qk();
-    if constexpr (OVERLAP) start_pv(), pass_turn();
+    if constexpr (BESIDE) start_qk();
+    if constexpr (OVERLAP) start_pv();
     const RowState of_part = state;
     state.clear();
-    finish_qk<false, true, OVERLAP>();
+    if constexpr (BESIDE) pass_turn(), finish_qk<false, true, true>();
     if constexpr (OVERLAP) finish_pv();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
     if constexpr (KEEPS) keep_part(of_part);
     else leave_part(before_it, of_part, o);
+    if constexpr (!BESIDE) {
+      __syncwarp();
+      start_qk();
+      if constexpr (OVERLAP) pass_turn();
+      finish_qk<false, true, false>();
+      __syncwarp();
+    }
     fresh = true;
     Operands::pack(p, s);
     before = ring;
@@ -428,11 +441,15 @@ private:
         merge_rows(state, o, IN_PARTS ? KeyParts::of(key_tile + 1) : work.split);
         break;
       }
+      if constexpr (CLUSTER > 1 && IN_PARTS) {
+        merge_columns(state, o);
+        break;
+      }
       add_parts(state);
       if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
-        if (!Partial::gather<CLUSTER, IN_PARTS>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split,
-                                                o, state, thread))
+        if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, work.split, o, state,
+                                      thread))
           break;
       }
       finish_rows(work.tile, work.sequence, work.range, state, o);

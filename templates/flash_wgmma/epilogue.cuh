@@ -93,7 +93,7 @@ struct Epilogue : Block, Output {
   __device__ __forceinline__ void merge_sharers(const Tile& of, const Sequence& of_sequence, int sharers,
                                                 int first_block, const RowState& of_rows,
                                                 const float (&o)[VALUE_DIM / 2]) {
-    constexpr int RESULT = Partial::PIECES * 128, COLUMN_TILES = VALUE_DIM / 8, AT_ONCE = 4, RESULTS_AT_ONCE = 4;
+    constexpr int RESULT = Partial::PIECES * 128, AT_ONCE = 4, RESULTS_AT_ONCE = 4;
     constexpr int GROUPS = (COLUMN_TILES + AT_ONCE - 1) / AT_ONCE;
     const int rows = (of_sequence.queries << work.rows.row_bits()) - first_row(of), own_warp = thread / 32;
     if (rows <= 0) return;
@@ -245,11 +245,34 @@ struct Epilogue : Block, Output {
       }
     }
   }
+  // The sum of 8 columns of the tile of rows at hand, which several blocks have made.
+  __device__ __forceinline__ void finish_columns(const float4& sum, const RowState& of_all, int column_tile) {
+    const int row = lane_row(work.tile);
+    make_inverse(of_all, work.tile, row);
+    store_columns(sum, work.tile, work.sequence, row, column_tile);
+    if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, work.tile, work.sequence, row, lane);
+  }
+  // IN_PARTS, a cluster: each block has one part, and adds up every CLUSTER-th 8 columns of all.
+  __device__ __forceinline__ void merge_columns(const RowState& state, const float (&o)[VALUE_DIM / 2]) {
+    const int slots = Smem::PARTIALS + warpgroup * SLOT_PIECES * 128 * 16;
+    Partial::scatter<CLUSTER, OWN_TILES>(smem_address + slots + work.split * Smem::SLOT_BYTES,
+                                         barrier(Smem::PARTIALS_FULL, 0), o, state, thread);
+    if (first_row(work.tile) + thread / 32 * 16 >= work.rows.count) return;
+    auto piece = [&](int part, int i) {
+      return *reinterpret_cast<const float4*>(smem + slots + part * Smem::SLOT_BYTES + (i * 128 + thread) * 16);
+    };
+#pragma unroll 1
+    for (int i = 0, column_tile = work.split; column_tile < COLUMN_TILES; ++i, column_tile += CLUSTER) {
+      RowState of_all;
+      const float4 sum = Partial::total_in_turn(piece, 0, CLUSTER - 1, i, of_all);
+      finish_columns(sum, of_all, column_tile);
+    }
+  }
   // IN_MEMORY: each block leaves its result, and each of the first SHARERS owns a part of the columns, whose sum it
   // makes unless it has left (`sum_parts.cuh`). A word for each part: [tiles, WARPGROUPS, SHARERS]. `result`: which of
   // its tile's; IN_PARTS the last that this block leaves.
   __device__ __forceinline__ void merge_rows(const RowState& state, const float (&o)[VALUE_DIM / 2], int result) {
-    constexpr int COLUMN_TILES = VALUE_DIM / 8, SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
+    constexpr int SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
     static_assert(SHARERS <= 32, "a lane for each part");
     constexpr int RESULT = Partial::PIECES * 128;
     const int index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;
@@ -270,14 +293,15 @@ struct Epilogue : Block, Output {
       RowState of_all;
       float4 sum;
       if constexpr (IN_PARTS) {
-        sum = Partial::total_in_turn(left_gmem, WARPGROUPS * RESULT, work.first_part(work.tile.row_block),
-                                     work.last_part(work.tile.row_block), column_tile, of_all, thread);
+        auto piece = [&](int part, int i) {
+          return __ldcg(left_gmem + int64_t(part) * (WARPGROUPS * RESULT) + i * 128 + thread);
+        };
+        sum = Partial::total_in_turn(piece, work.first_part(work.tile.row_block), work.last_part(work.tile.row_block),
+                                     column_tile, of_all);
       } else {
         sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
       }
-      make_inverse(of_all, work.tile, lane_row(work.tile));
-      store_columns(sum, work.tile, work.sequence, lane_row(work.tile), column_tile);
-      if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, work.tile, work.sequence, lane_row(work.tile), lane);
+      finish_columns(sum, of_all, column_tile);
     };
     uint32_t parts = *parts_smem;
     while (parts) {  // its own, and those whose owners have left

@@ -56,9 +56,14 @@ using Ring = RingPosition<STAGES>;
 using Partial = PartialOutput<VALUE_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory
 // Places for O beside Q, where the next Q takes Q's.
-constexpr bool O_IN_SHARED = SUM_IN_SHARED || PARTS_IN_SHARED;  // some O in fp32, then O in its place
+constexpr bool O_IN_SHARED = SUM_IN_SHARED || (KEEPS && !PARTS_IN_GLOBAL);  // some O in fp32, then O in its place
 constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
-using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, CLUSTER,
+// A cluster: results that a block takes, and pieces of each for each warpgroup. Of parts of the keys every block adds
+// up some columns of all; else the first block those of the others.
+constexpr int COLUMN_TILES = VALUE_DIM / 8, SLOTS = CLUSTER == 1 ? 0 : IN_PARTS ? CLUSTER : CLUSTER - 1;
+constexpr int OWN_TILES = (COLUMN_TILES + CLUSTER - 1) / CLUSTER,
+              SLOT_PIECES = IN_PARTS ? 1 + OWN_TILES : Partial::PIECES;
+using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, SLOTS, SLOT_PIECES,
                           SLIDING ? 8 : 4, Scales::Running::WORDS>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 

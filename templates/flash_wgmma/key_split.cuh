@@ -51,8 +51,8 @@ template <int FLOATS> struct PartialOutput {
 
   // After the last tile, whole warps: block `split` of BLOCKS sends its result to block 0, which adds up all. Returns
   // whether this is it. `slots` of shared memory are for this warpgroup and lie at `slots_smem`; all bytes of all slots
-  // arrive at `barrier_smem`. IN_TURN: results are of parts of the keys, one of each block.
-  template <int BLOCKS, bool IN_TURN>
+  // arrive at `barrier_smem`.
+  template <int BLOCKS>
   static __device__ __forceinline__ bool gather(const unsigned char* slots, uint32_t slots_smem, int slot_bytes,
                                                 uint32_t barrier_smem, int split, float (&o)[FLOATS], RowState& state,
                                                 int thread) {
@@ -67,9 +67,28 @@ template <int FLOATS> struct PartialOutput {
     auto piece = [&](int slot, int i) {
       return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16);
     };
-    if constexpr (IN_TURN) add_all_in_turn<BLOCKS - 1>(piece, o, state);
-    else add<BLOCKS - 1>(piece, o, state);
+    add<BLOCKS - 1>(piece, o, state);
     return true;
+  }
+  // The same where each block adds up its own columns: to each of BLOCKS its OWN_TILES tiles of 8 columns, of which
+  // every BLOCKS-th is one's own, behind the state. All bytes have come when it returns, and so have all blocks.
+  template <int BLOCKS, int OWN_TILES>
+  static __device__ __forceinline__ void scatter(uint32_t slot_smem, uint32_t barrier_smem, const float (&o)[FLOATS],
+                                                 const RowState& state, int thread) {
+    __syncwarp();
+    cluster_wait();
+#pragma unroll
+    for (int owner = 0; owner < BLOCKS; ++owner) {
+      const uint32_t slot = cluster_address(slot_smem, owner) + thread * 16;
+      const uint32_t barrier = cluster_address(barrier_smem, owner);
+      store_async_16(slot, barrier, state.shift[0], state.shift[1], state.sum[0], state.sum[1]);
+#pragma unroll
+      for (int i = 0; i < OWN_TILES; ++i) {  // a last one that is none has the numbers of another
+        const int first = 4 * (i * BLOCKS + owner) % FLOATS;
+        store_async_16(slot + (i + 1) * 128 * 16, barrier, o[first], o[first + 1], o[first + 2], o[first + 3]);
+      }
+    }
+    mbarrier_wait_cluster(barrier_smem, 0);
   }
 
   // Into and out of a result of global memory, [PIECES, 128] float4. Another block wrote it in this very kernel: it is
@@ -137,57 +156,19 @@ template <int FLOATS> struct PartialOutput {
     return make_float4(fmaf(sum.x, low[0], x * own[0]), fmaf(sum.y, low[0], y * own[0]),
                        fmaf(sum.z, low[1], z * own[1]), fmaf(sum.w, low[1], w * own[1]));
   }
-  // `more`, a result of this lane, to the sum of those before.
-  static __device__ __forceinline__ void add_in_turn(const float (&more)[FLOATS], const RowState& of_more,
-                                                     float (&sum)[FLOATS], RowState& of_sum) {
-    float low[2], own[2];
-    take_turn(of_more, of_sum, low, own);
-#pragma unroll
-    for (int i = 0; i < FLOATS; ++i) sum[i] = fmaf(sum[i], low[i / 2 % 2], more[i] * own[i / 2 % 2]);
-  }
-  // As `add`, of the last result, which begins the sum, and those before it down to this lane's own, by `add_in_turn`.
-  template <int SLOTS, typename Piece>
-  static __device__ __forceinline__ void add_all_in_turn(Piece piece, float (&o)[FLOATS], RowState& state) {
-    float low[SLOTS][2], own[SLOTS][2];
-    auto state_of = [&](int slot) {
-      const float4 rows = piece(slot, 0);
-      return RowState{{rows.x, rows.y}, {rows.z, rows.w}};
-    };
-    RowState of_sum = state_of(SLOTS - 1);
-#pragma unroll
-    for (int slot = SLOTS - 1; slot >= 0; --slot)
-      take_turn(slot ? state_of(slot - 1) : state, of_sum, low[slot], own[slot]);
-    state = of_sum;
-#pragma unroll
-    for (int i = 0; i < FLOATS; i += 4) {
-      float4 sum = piece(SLOTS - 1, i / 4 + 1);
-#pragma unroll
-      for (int slot = SLOTS - 1; slot >= 0; --slot) {
-        const float4 more = slot ? piece(slot - 1, i / 4 + 1) : make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
-        sum = turn(sum, more.x, more.y, more.z, more.w, low[slot], own[slot]);
-      }
-      o[i] = sum.x, o[i + 1] = sum.y, o[i + 2] = sum.z, o[i + 3] = sum.w;
-    }
-  }
-  // As `total`, of results `last` down to `first`, each added as by `add_in_turn`: the bits are the same whether one
-  // block had all keys or several.
-  static __device__ __forceinline__ float4 total_in_turn(const float4* results_gmem, int stride, int first, int last,
-                                                         int item, RowState& state, int thread) {
-    const float4* result_gmem = results_gmem + int64_t(last) * stride + thread;
-    const float4 begun = __ldcg(result_gmem);
-    float4 sum = __ldcg(result_gmem + (item + 1) * 128);
+  // As `total`, of results `last` down to `first`, each added as by `turn`: the bits are the same whether one
+  // block had all keys or several. `piece(r, i)` is this lane's piece i of result r.
+  template <typename Piece>
+  static __device__ __forceinline__ float4 total_in_turn(Piece piece, int first, int last, int item, RowState& state) {
+    const float4 begun = piece(last, 0);
+    float4 sum = piece(last, item + 1);
     state.shift[0] = begun.x, state.shift[1] = begun.y, state.sum[0] = begun.z, state.sum[1] = begun.w;
 #pragma unroll 4
     for (int i = last - 1; i >= first; --i) {
-      result_gmem -= stride;
-      const float4 rows = __ldcg(result_gmem), o = __ldcg(result_gmem + (item + 1) * 128);
-      const float shift[2] = {fmaxf(rows.x, state.shift[0]), fmaxf(rows.y, state.shift[1])};
-      const float own[2] = {exp2_approx(rows.x - shift[0]), exp2_approx(rows.y - shift[1])};
-      const float low = exp2_approx(state.shift[0] - shift[0]), high = exp2_approx(state.shift[1] - shift[1]);
-      state.sum[0] = fmaf(state.sum[0], low, rows.z * own[0]), state.sum[1] = fmaf(state.sum[1], high, rows.w * own[1]);
-      sum.x = fmaf(sum.x, low, o.x * own[0]), sum.y = fmaf(sum.y, low, o.y * own[0]);
-      sum.z = fmaf(sum.z, high, o.z * own[1]), sum.w = fmaf(sum.w, high, o.w * own[1]);
-      state.shift[0] = shift[0], state.shift[1] = shift[1];
+      const float4 rows = piece(i, 0), o = piece(i, item + 1);
+      float low[2], own[2];
+      take_turn(RowState{{rows.x, rows.y}, {rows.z, rows.w}}, state, low, own);
+      sum = turn(sum, o.x, o.y, o.z, o.w, low, own);
     }
     return sum;
   }

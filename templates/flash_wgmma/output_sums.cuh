@@ -17,7 +17,6 @@ struct Fragments {
   float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
   float total[2];                 // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
-  float o_parts[VALUE_DIM / 2];                             // KEEPS, not PARTS_IN_SHARED: O of the parts that are over
   RowState of_parts;                                        // KEEPS: their shifts and sums
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
@@ -37,7 +36,6 @@ struct OutputSums : Epilogue {
   float (&sum)[SUMS];                // that tensor cores add P V to
   float (&added)[VALUE_SUMS][SUMS];  // of parts of the columns of V: the first is `sum`
   float (&factor)[2], (&o_factor)[2], (&total)[2];
-  float (&o_parts)[VALUE_DIM / 2];
   RowState& of_parts;
   int tiles_added;  // SUM_IN_SHARED: whose P V are in `sum`
   bool flushed;     // O_IN_SHARED: some are in shared memory
@@ -51,11 +49,14 @@ struct OutputSums : Epilogue {
         factor(f.factor),
         o_factor(f.o_factor),
         total(f.total),
-        o_parts(f.o_parts),
         of_parts(f.of_parts) {}
 
-  // Four numbers of this thread's part of O in shared memory.
+  // Four numbers of this thread's part of O in memory.
   __device__ __forceinline__ float4& kept(int i) {
+    if constexpr (PARTS_IN_GLOBAL) {
+      const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+      return results_gmem[((block * WARPGROUPS + warpgroup) * COLUMN_TILES + i) * 128 + thread_read_again()];
+    }
     return reinterpret_cast<float4*>(smem + Smem::SUMS + warpgroup * Smem::SUM_BYTES)[i * 128 + thread];
   }
   template <int FLOATS>
@@ -150,24 +151,13 @@ struct OutputSums : Epilogue {
   }
   // KEEPS: the parts that are over, which hold none yet.
   __device__ __forceinline__ void clear_parts() {
-    if constexpr (KEEPS) {
-      if constexpr (!PARTS_IN_SHARED) {
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o_parts[i] = 0.f;
-      }
-      of_parts.clear();
-      flushed = false;
-    }
+    if constexpr (KEEPS) of_parts.clear(), flushed = false;
   }
   // KEEPS: O of a part, to those that are over.
   __device__ __forceinline__ void keep_part(const RowState& of_part) {
-    if constexpr (!PARTS_IN_SHARED) {
-      Partial::add_in_turn(o, of_part, o_parts, of_parts);
-      return;
-    }
     float low[2], own[2];
     Partial::take_turn(of_part, of_parts, low, own);
-    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
+    if (PERSISTENT && O_IN_SHARED && !flushed) {  // O of the tile of rows before has left this memory
       if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
       named_barrier_sync<128>(O_TILE + warpgroup);
     }
@@ -181,21 +171,15 @@ struct OutputSums : Epilogue {
   // KEEPS: O of the last part and of all others, and `of` of these rows.
   __device__ __forceinline__ void add_parts(RowState& of) {
     if constexpr (KEEPS) {
-      if constexpr (PARTS_IN_SHARED) {
-        float low[2], own[2];
-        Partial::take_turn(of, of_parts, low, own);
-        if (flushed) {
+      float low[2], own[2];
+      Partial::take_turn(of, of_parts, low, own);
+      if (flushed) {
 #pragma unroll
-          for (int i = 0; i < VALUE_DIM / 8; ++i) {
-            const float4 all = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
-            o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
-          }
-          named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
+        for (int i = 0; i < VALUE_DIM / 8; ++i) {
+          const float4 all = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+          o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
         }
-      } else {
-        Partial::add_in_turn(o, of, o_parts, of_parts);
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = o_parts[i];
+        if (O_IN_SHARED) named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of these sums
       }
       of = of_parts;
       clear_parts();

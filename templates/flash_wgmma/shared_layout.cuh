@@ -8,9 +8,8 @@
 #include "flash_wgmma/key_split.cuh"
 
 template <class Operands, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, bool SUM_IN_SHARED,
-          int CLUSTER, int TILE_WORDS, int TOLD_WORDS>
+          int SLOTS, int SLOT_PIECES, int TILE_WORDS, int TOLD_WORDS>
 struct SharedLayout {
-  using Partial = PartialOutput<VALUE_DIM / 2>;
   static constexpr int ROW_COLUMNS = Operands::ROW_COLUMNS;
   static constexpr int QUERY_COLUMNS = Operands::QUERY_COLUMNS;
   static constexpr int WIDEST = O_CHUNKS || SUM_IN_SHARED || QUERY_COLUMNS > VALUE_DIM ? QUERY_COLUMNS : VALUE_DIM;
@@ -24,7 +23,7 @@ struct SharedLayout {
   static constexpr int O_CHUNK_BYTES = 64 * 128, O_BYTES = SUM_IN_SHARED ? SUM_BYTES
                                                            : O_CHUNKS    ? O_CHUNKS * O_CHUNK_BYTES
                                                                          : Q_PLACE_BYTES;  // of one warpgroup
-  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                        // the result of another block
+  static constexpr int SLOT_BYTES = WARPGROUPS * SLOT_PIECES * 128 * 16;                // the result of a block
   static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                  // [STAGES] tiles
   static constexpr int V = K + STAGES * K_TILE_BYTES;                                   // [STAGES]
   static constexpr bool TURNS = Operands::TRANSPOSERS > 0;                              // V comes to a ring of its own
@@ -32,9 +31,9 @@ struct SharedLayout {
   static constexpr int RINGS_END = LOADED + STAGES * LOADED_TILE_BYTES;
   static constexpr int O = O_CHUNKS || SUM_IN_SHARED ? RINGS_END : 0;  // [WARPGROUPS]
   static constexpr int SUMS = RINGS_END;                               // [WARPGROUPS], before O
-  // Results of the other blocks: [CLUSTER - 1][WARPGROUPS].
+  // Results of the blocks of a cluster: [SLOTS][WARPGROUPS].
   static constexpr int PARTIALS = RINGS_END + WARPGROUPS * (O_CHUNKS * O_CHUNK_BYTES + SUM_BYTES);
-  static constexpr int Q_FULL = PARTIALS + (CLUSTER - 1) * SLOT_BYTES;             // [WARPGROUPS] barriers
+  static constexpr int Q_FULL = PARTIALS + SLOTS * SLOT_BYTES;                     // [WARPGROUPS] barriers
   static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                          // [WARPGROUPS]
   static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                          // [STAGES]
   static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                              // [STAGES]
@@ -67,8 +66,8 @@ struct SharedLayout {
 #pragma unroll
       for (int i = 0; i < STAGES; ++i) write_shared_word(smem_address + LAST + 4 * i, 0);
     }
-    if (CLUSTER > 1) init(PARTIALS_FULL, 1, 1);
+    if (SLOTS > 0) init(PARTIALS_FULL, 1, 1);
     mbarrier_init_fence();
-    if (CLUSTER > 1) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, (CLUSTER - 1) * SLOT_BYTES);
+    if (SLOTS > 0) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, SLOTS * SLOT_BYTES);
   }
 };

@@ -1,6 +1,7 @@
 """Rows of the same bits in every batch: what a family promises of a recipe holds on the interpreter, for a row alone
 and among others; and a kernel that breaks the promise is found."""
 
+import itertools
 import random
 from typing import Any
 
@@ -69,9 +70,10 @@ def compared(many: BuiltKernel, one: BuiltKernel, whole: AttentionProblem) -> li
     def of(first: int, end: int) -> dict[str, torch.Tensor]:
         return {"q": q[:, :, first:end].contiguous(), "k": k[:, :, :end].contiguous(), "v": v[:, :, :end].contiguous()}
 
-    for row in ROWS:
-        decoding = whole.with_(seqlen_q=1, seqlen_k=row + 1, mask="full")
-        compare("alone", row, computed(one, decoding, **of(row, row + 1)), 0)
+    for row, queries in itertools.product(ROWS, (1, 5)):  # five times the same query
+        decoding, tensors = whole.with_(seqlen_q=queries, seqlen_k=row + 1, mask="full"), of(row, row + 1)
+        answer = computed(one, decoding, **tensors | {"q": tensors["q"].repeat(1, 1, queries, 1)})
+        compare("alone", row, answer, queries - 1)
     for first, end in CHUNKS:
         answer = computed(many, whole.with_(seqlen_q=end - first, seqlen_k=end), **of(first, end))
         for row in range(first, end):
@@ -141,20 +143,22 @@ def test_the_same_under_a_window(head_dim):
         (64, {"BLOCK_M": 64, "PING_PONG": False, "PRODUCER": "warp"}),
         (96, {"BLOCK_M": 192, "STORE": "tensor_map"}),  # sums of parts in shared memory
         (160, {"STORE": "tensor_map"}),
+        (256, {"STAGES": 1, "STORE": "chunks", "Q_IN_REGISTERS": False}),  # in global memory
     ],
 )
 @pytest.mark.sampled(2)
 def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another(head_dim, own):
-    many = {**MANY, **own, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
+    many = {**MANY, "Q_IN_REGISTERS": True, **own, "SCHEDULE": "claimed"}
     whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
     assert compared(*kernels("flash_wgmma", "one SM", whole, (many, SPLIT)), whole) == []
 
 
 @pytest.mark.slow
-def test_the_same_where_each_part_has_a_block_of_a_cluster():
-    one = {**SPLIT, "KEY_SPLIT": 4, "PARTS_MERGE": "cluster"}
-    whole = causal(dtype="bf16", lse=True)
-    assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, one)), whole) == []
+@pytest.mark.parametrize(("head_dim", "blocks", "tiles"), [(64, 4, 2), (128, 8, 1), (96, 3, 2)])
+def test_the_same_where_each_part_has_a_block_of_a_cluster(head_dim, blocks, tiles):
+    one = {**SPLIT, "KEY_SPLIT": blocks, "PARTS_MERGE": "cluster", "PART_TILES": tiles}
+    whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
+    assert compared(*kernels("flash_wgmma", "h100", whole, ({**MANY, "PART_TILES": tiles}, one)), whole) == []
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -163,12 +167,13 @@ def test_a_short_tile_has_the_bits_of_a_long_one(head_dim):
     few = causal(dtype="bf16", lse=True, head_dim=head_dim, seqlen_q=41, seqlen_k=41)
     tensors = {name: made[:, :, :41] for name, made in zip("qkv", tensors_of(causal(head_dim=head_dim)), strict=True)}
     answers = []
-    for keys in (48, 64):
-        genes = {**MANY, "BLOCK_M": 64, "PING_PONG": False, "PART_TILES": 0, "BLOCK_N": keys}
+    for keys, rescale in ((48, "always"), (64, "lazy_after")):
+        genes = {**MANY, "BLOCK_M": 64, "PING_PONG": False, "PART_TILES": 0, "BLOCK_N": keys, "RESCALE": rescale}
         kernel = kernels("flash_wgmma", "h100", few, (genes, genes))[0]
         answers.append(computed(kernel, few, **{name: one.bfloat16() for name, one in tensors.items()}))
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
-    assert registry.lookup("flash_wgmma").recipe(few, CARDS["h100"])["BLOCK_N"] == 48
+    recipe = registry.lookup("flash_wgmma").recipe(few, CARDS["h100"])
+    assert (recipe["BLOCK_N"], recipe["RESCALE"]) == (48, "always")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,7 @@ def test_a_short_tile_has_the_bits_of_a_long_one(head_dim):
     [
         (128, (" && !is_set;", ";")),  # masked tiles raise a shift in another way
         (64, ("keep_part(of_part);", ";")),  # a part is lost
+        (64, ("first_row(work.tile) <= 8", "first_row(work.tile) <= 32")),  # rows 8 to 15 are left out, and exist
     ],
 )
 @pytest.mark.slow

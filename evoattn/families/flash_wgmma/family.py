@@ -9,9 +9,11 @@ from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_wgmma.aims import AIMS
 from evoattn.families.flash_wgmma.resources import (
+    FEW_ROWS,
     HEADS_IN_TURN,
     O_CHUNK_PLACES,
     WARPGROUP_ROWS,
+    WIDEST_IN_SHARED,
     FlashWgmmaGenes,
     begins_ahead,
     chunks_of,
@@ -23,12 +25,13 @@ from evoattn.families.flash_wgmma.resources import (
     merges_in_memory,
     moved_registers,
     parts,
-    parts_in_shared,
+    parts_in_global,
     producer_warps,
     registers_at_launch,
     registers_needed,
     result_bytes,
     row_tiles,
+    rows_of_tiles,
     shares_sequences,
     smem_bytes,
     threads,
@@ -42,7 +45,6 @@ from evoattn.families.tensor_tiles import (
     CHUNK_COLUMNS,
     ELEMENT_BYTES,
     group_map,
-    group_slots,
     key_map,
     sliding_map,
     tile_map,
@@ -66,9 +68,6 @@ GANGS_ALONG_Y = "gridDim.y"
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
 RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
 """Of rows of the same bits in every batch."""
-WIDEST_IN_PARTS = 160
-"""The most columns of V whose keys have parts: shared memory has room for sums of 128 rows of these beside two tiles of
-keys. With 64 rows prompts would take 1.4 times as long, by the cost model."""
 WIDEST_LOOKING_BACK = 192
 """The head_dim up to which all kernels of the recipe have registers for RESCALE=lazy_after; beyond, it is lazy_5."""
 SHORT_TILE = 48
@@ -78,9 +77,10 @@ COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 
 
 def part_tiles(problem: AttentionProblem) -> int:
-    """PART_TILES of rows of the same bits in every batch; 0 where all keys are in the first part."""
-    tiles: int = RECIPE["PART_TILES"]
-    return tiles if problem.head_dim_v <= WIDEST_IN_PARTS and problem.seqlen_k > tiles * RECIPE["BLOCK_N"] else 0
+    """PART_TILES of rows of the same bits in every batch, twice as many where sums of parts pass through global memory;
+    0 where all keys are in the first part."""
+    tiles: int = RECIPE["PART_TILES"] * (2 if problem.head_dim_v > WIDEST_IN_SHARED else 1)
+    return tiles if problem.seqlen_k > tiles * RECIPE["BLOCK_N"] else 0
 
 
 class FlashWgmma(Family):
@@ -131,6 +131,8 @@ class FlashWgmma(Family):
         own: dict[str, Value] = {"PART_TILES": part_tiles(problem)}
         if max(problem.head_dim, problem.head_dim_v) > WIDEST_LOOKING_BACK:
             own["RESCALE"] = "lazy_5"
+        elif problem.seqlen_k <= RECIPE["BLOCK_N"]:
+            own["RESCALE"] = "always"  # a row's one tile sets its shift to its maximum, as lazy_after does
         if problem.seqlen_k <= SHORT_TILE:
             own["BLOCK_N"] = SHORT_TILE
         return RECIPE | own
@@ -159,7 +161,8 @@ class FlashWgmma(Family):
         split = cluster_blocks(problem, genes)
         return {
             "CLUSTER": split,
-            "PARTS_IN_SHARED": parts_in_shared(problem, genes),
+            "PARTS_IN_GLOBAL": parts_in_global(problem, genes),
+            "FEW_ROWS": genes.BLOCK_M == WARPGROUP_ROWS and rows_of_tiles(problem, genes) <= FEW_ROWS,
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             **variant_constants(problem),
             **block_list_constants(problem),
@@ -236,8 +239,10 @@ class FlashWgmma(Family):
             results = row_blocks * heads * max(genes.KEY_SPLIT, parts(problem, genes)) * warpgroups(genes)
             words = row_blocks * heads * merge_words(problem, genes)
             return {COUNTERS: 4 * words, RESULTS: results * result_bytes(problem)}
-        claims = {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
-        return claims | packed_bytes(problem)
+        made = {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
+        if parts_in_global(problem, genes):
+            made[RESULTS] = math.prod(grid(problem, genes, gpu)) * warpgroups(genes) * result_bytes(problem)
+        return made | packed_bytes(problem)
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return *pack_work(problem), *launch_work(problem, FlashWgmmaGenes.of(config), registers)
@@ -332,15 +337,14 @@ def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | Non
     """Parts of keys that do not go with the problem, or with the other genes."""
     if not problem.batch_invariant:
         return f"PART_TILES={genes.PART_TILES} takes time for the same bits in every batch, of batch_invariant=1."
-    if problem.blocks or genes.SCHEDULE == "balanced" or problem.head_dim_v > WIDEST_IN_PARTS:
-        return (
-            f"PART_TILES={genes.PART_TILES} needs a V of at most {WIDEST_IN_PARTS} columns, and tiles by the mask "
-            "alone."
-        )
+    if problem.blocks or genes.SCHEDULE == "balanced":
+        return f"PART_TILES={genes.PART_TILES} needs tiles by the mask alone."
     if genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
         return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
     if genes.PARTS_MERGE == "cluster" and cluster_blocks(problem, genes) == 1:
-        return "PARTS_MERGE=cluster needs KEY_SPLIT=2 or 4, whose results fit into shared memory."
+        return "PARTS_MERGE=cluster needs KEY_SPLIT=2, 3, 4, 6 or 8, whose results fit into shared memory."
+    if genes.PARTS_MERGE == "cluster" and genes.STORE != "rows":
+        return "PARTS_MERGE=cluster needs STORE=rows: each block adds up some columns, and none has whole rows of O."
     return None
 
 
@@ -348,7 +352,7 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
     """Configs that do on this problem what a smaller one does."""
     block_m, block_n, order = genes.BLOCK_M, genes.BLOCK_N, genes.TILE_ORDER
     row_blocks, heads = row_tiles(problem, genes)
-    rows = problem.seqlen_q * (group_slots(problem) if genes.GROUP_ROWS else 1)
+    rows = rows_of_tiles(problem, genes)
     key_tiles, split = math.ceil(problem.seqlen_k / block_n), genes.KEY_SPLIT
     if genes.GROUP_ROWS and problem.group_size == 1:
         return "GROUP_ROWS needs query heads that share a K/V head, and here each has one of its own."
@@ -404,10 +408,16 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
             f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
         )
+    if parts_in_global(problem, genes) and not (
+        is_persistent(genes) or row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM
+    ):
+        return f"PART_TILES={genes.PART_TILES} of so many columns needs one wave of blocks, which have sums in memory."
     if genes.PARTS_MERGE == "cluster" and parts(problem, genes) > genes.KEY_SPLIT:
         return f"PARTS_MERGE=cluster: each of the {parts(problem, genes)} parts needs a block of its own."
     if problem.batch_invariant and not genes.PART_TILES and part_tiles(problem):
         return f"PART_TILES=0: {problem.seqlen_k} keys are more than those of the first part."
+    if problem.batch_invariant and genes.RESCALE == "always" and problem.seqlen_k > RECIPE["BLOCK_N"]:
+        return f"RESCALE=always: {problem.seqlen_k} keys are more than those of one tile."
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (

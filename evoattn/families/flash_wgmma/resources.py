@@ -51,7 +51,7 @@ class FlashWgmmaGenes(Genes):
     )
     KEY_SPLIT: int = gene(
         "blocks that split the keys of the same rows and add up their outputs: 2 and 4 in a cluster, others "
-        "through global memory",
+        "through global memory; of parts as PARTS_MERGE says",
         (1, 2, 3, 4, 6, 8, 12, 16, 32),
     )
     SCHEDULE: Literal["single", "fixed", "claimed", "balanced"] = gene(
@@ -175,17 +175,6 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
     S, P, O, Q if it stays, and what the other genes keep beside them.
     """
-    return _registers_needed(problem, genes, not parts_in_shared(problem, genes))
-
-
-def parts_in_shared(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
-    """Whether a block adds up its parts in shared memory, as registers do not hold a second O."""
-    have = moved_registers(genes)[1] or registers_at_launch(genes)
-    return keeps_parts(genes) and _registers_needed(problem, genes, True) > have
-
-
-def _registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes, with_parts: bool) -> int:
-    """As `registers_needed`, `with_parts` in registers, or without."""
     block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
     if genes.Q_IN_REGISTERS:
@@ -197,8 +186,6 @@ def _registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes, with_pa
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
         others += TWO_HEADS_REGISTERS
-    if keeps_parts(genes) and with_parts:  # O of those that are over
-        others += problem.head_dim_v // 2
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
     return max(operands + others, _merge_registers(problem.head_dim_v) if genes.SCHEDULE == "balanced" else 0)
@@ -207,6 +194,15 @@ def _registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes, with_pa
 def keeps_parts(genes: FlashWgmmaGenes) -> bool:
     """Whether a block adds up several parts of the keys of its rows."""
     return genes.PART_TILES > 0 and genes.KEY_SPLIT == 1
+
+
+WIDEST_IN_SHARED = 160
+"""The most columns of V whose sums of parts shared memory has room for, of 128 rows beside two tiles of keys."""
+
+
+def parts_in_global(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
+    """Whether a block adds up its parts in global memory, in place of shared memory."""
+    return keeps_parts(genes) and problem.head_dim_v > WIDEST_IN_SHARED
 
 
 def _merge_registers(value_dim: int) -> int:
@@ -242,8 +238,9 @@ def widest_wgmma(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA
 
 
-IN_CLUSTER = (1, 2, 4)
-"""Values of KEY_SPLIT whose blocks are a cluster where shared memory holds their results."""
+IN_CLUSTER, PARTS_IN_CLUSTER = (2, 4), (2, 3, 4, 6, 8)
+"""Values of KEY_SPLIT whose blocks are a cluster where shared memory holds their results; of parts, each of whose
+blocks adds up some columns."""
 SMEM_PER_SM, SMEM_RESERVED = 228 * 1024, 1024
 """Bytes of shared memory of an SM of sm_90, and of them those that a block takes for the system."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
@@ -272,7 +269,8 @@ def chunks_of(dim: int) -> int:
 def cluster_blocks(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Blocks of a cluster: those of KEY_SPLIT, if they are few and their results fit beside the tiles of a block."""
     split = genes.KEY_SPLIT
-    if split == 1 or split not in IN_CLUSTER or (genes.PART_TILES and genes.PARTS_MERGE == "memory"):
+    few = (PARTS_IN_CLUSTER if genes.PARTS_MERGE == "cluster" else ()) if genes.PART_TILES else IN_CLUSTER
+    if split not in few:
         return 1
     needed = _tile_bytes(problem, genes) + _handed_over_bytes(problem, genes, split) + SMEM_RESERVED
     return split if genes.BLOCKS_PER_SM * needed <= SMEM_PER_SM else 1
@@ -312,7 +310,10 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
 
 def _handed_over_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes, blocks: int) -> int:
-    """Of the results that a block of a cluster of so many takes from the others."""
+    """Of the results that a block of a cluster of so many takes from the others; of parts the columns that it adds up,
+    its own too."""
+    if genes.PART_TILES and blocks > 1:
+        return blocks * warpgroups(genes) * (1 + math.ceil(problem.head_dim_v / 8 / blocks)) * WARPGROUP * 16
     return (blocks - 1) * warpgroups(genes) * result_bytes(problem)
 
 
@@ -322,7 +323,7 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
     o_row_bytes = o_chunks * ROW_BYTES
-    if parts_in_shared(problem, genes):  # O takes their place
+    if keeps_parts(genes) and not parts_in_global(problem, genes):  # O takes their place
         o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
@@ -330,6 +331,15 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     o_bytes = o_row_bytes * genes.BLOCK_M
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     return q_bytes + kv_bytes + o_bytes + barriers + 2 * tile_words * 4
+
+
+FEW_ROWS = 8
+"""Rows of a tile of which a lane has one each, not two: the second half of the exponentials is left out."""
+
+
+def rows_of_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Rows of which tiles are made: queries, with GROUP_ROWS those of the heads of a group."""
+    return problem.seqlen_q * (group_slots(problem) if genes.GROUP_ROWS else 1)
 
 
 def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, int]:
@@ -531,7 +541,9 @@ def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Ste
     return Step(
         instructions=rows * value_dim / WARP * (1.5 + 3 * added) + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * ELEMENT_BYTES + (0 if in_memory else merges),
-        loaded_bytes=rows * (problem.head_dim + value_dim) * ELEMENT_BYTES + merges,
+        loaded_bytes=rows * (problem.head_dim + value_dim) * ELEMENT_BYTES
+        + merges
+        + (8.0 * added * rows * value_dim if parts_in_global(problem, genes) else 0),
         waits=FIRST_WAIT + merge_wait + added * PART_WAIT + (0 if is_persistent(genes) else BEGIN_WAIT),
     )
 

@@ -34,8 +34,9 @@ struct WholeRange {
   static constexpr int TOP = 0;
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
   static constexpr bool SUMMED_BY_PRODUCT = false;
-  static constexpr bool MAX_OF_BITS = false;  // maxima of a tile are of integers, where that is right
-  static constexpr bool COARSE = false;       // polynomials are `CoarseExp2`
+  static constexpr bool MAX_OF_BITS = false;    // maxima of a tile are of integers, where that is right
+  static constexpr bool COARSE = false;         // polynomials are `CoarseExp2`
+  static constexpr bool MAY_LACK_ROWS = false;  // rows g + 8 may be none of any answer
 };
 
 // Rows g and g + 8 of a lane.
@@ -129,32 +130,13 @@ __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximu
   }
 }
 
-// LAZY_ROWS: which of a lane's rows have probabilities that are too high, by sums of a tile of their four lanes.
-template <class Range> __device__ __forceinline__ void find_high_rows(const float (&sum)[2], bool (&high)[2]) {
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const unsigned lanes = __ballot_sync(ALL_LANES, !(sum[row] <= Range::HIGHEST));
-    high[row] = lanes >> threadIdx.x % 32 / 4 * 4 & 0xf;
-  }
-}
-// Raises these to their greatest score.
-__device__ __forceinline__ void raise_high_rows(RowState& state, const bool (&high)[2], const float (&maximum)[2],
-                                                float scale, float (&factor)[2]) {
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    if (!high[row]) continue;
-    const float shift = fmaxf(__fmul_rn(maximum[row], scale), state.shift[row]);
-    const float change = exp2_approx(state.shift[row] - shift);
-    factor[row] *= change, state.sum[row] = __fmul_rn(state.sum[row], change), state.shift[row] = shift;
-  }
-}
-// The same of a masked tile, before its exponentials; sums are made for it where one may be too high. Returns whether
-// one was.
+// LAZY_ROWS: raises those of a lane's rows to their greatest score whose probabilities are too high, by sums of a tile
+// of their four lanes, which are made where one may be. Returns whether one was.
 template <class Range, int FLOATS>
-__device__ __forceinline__ bool raise_in_masked(RowState& state, const float (&s)[FLOATS], const float (&maximum)[2],
+__device__ __forceinline__ bool raise_high_rows(RowState& state, const float (&s)[FLOATS], const float (&maximum)[2],
                                                 float scale, float (&factor)[2]) {
   constexpr float SAFE = Range::HIGHEST / FLOATS;  // a lane has half as many numbers of a row
-  bool high[2] = {false, false}, may_be = false;
+  bool may_be = false, raised = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) may_be |= !(exp2_approx(fmaf(maximum[row], scale, -state.shift[row])) <= SAFE);
   if (__any_sync(ALL_LANES, may_be)) {
@@ -162,11 +144,17 @@ __device__ __forceinline__ bool raise_in_masked(RowState& state, const float (&s
 #pragma unroll
     for (int i = 0; i < FLOATS; ++i)
       (i % 2 ? odd : sum)[i / 2 % 2] += exp2_approx(fmaf(s[i], scale, -state.shift[i / 2 % 2]));
-    sum[0] += odd[0], sum[1] += odd[1];
-    find_high_rows<Range>(sum, high);
-    raise_high_rows(state, high, maximum, scale, factor);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const unsigned high_lanes = __ballot_sync(ALL_LANES, !(sum[row] + odd[row] <= Range::HIGHEST));
+      if (!(high_lanes >> threadIdx.x % 32 / 4 * 4 & 0xf)) continue;
+      const float shift = fmaxf(__fmul_rn(maximum[row], scale), state.shift[row]);
+      const float change = exp2_approx(state.shift[row] - shift);
+      factor[row] *= change, state.sum[row] = __fmul_rn(state.sum[row], change), state.shift[row] = shift;
+      raised = true;
+    }
   }
-  return high[0] || high[1];
+  return raised;
 }
 
 // s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; if `looks_back` by
@@ -208,7 +196,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
       }
     }
     if constexpr (RESCALE == Rescale::LAZY_ROWS && !FIRST) {
-      rescale |= raise_in_masked<Range>(state, s, maximum, scale, factor);
+      rescale |= raise_high_rows<Range>(state, s, maximum, scale, factor);
       subtracted[0] = state.shift[0], subtracted[1] = state.shift[1];
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
@@ -246,15 +234,28 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
 }
 
 // s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums per row
-// hide the latency.
+// hide the latency. MAY_LACK_ROWS: if it `lacks_rows`, half of these exponentials are left out: 0.
 template <int EIGHTHS, class Range, int FLOATS>
-__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
+__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2], bool lacks_rows) {
   float odd[2] = {0.f, 0.f};
-#pragma unroll
-  for (int i = 0; i < FLOATS; ++i) {
+  auto exponential = [&](int i) {
     if (!on_fma_units<EIGHTHS>(i)) s[i] = exp2_approx(s[i]);
     else s[i] = Range::COARSE ? CoarseExp2::at(s[i]) : exp2_polynomial(s[i]);
     if constexpr (!Range::SUMMED_BY_PRODUCT) (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
+  };
+#pragma unroll
+  for (int i = 0; i < FLOATS; ++i)
+    if (!Range::MAY_LACK_ROWS || i / 2 % 2 == 0) exponential(i);
+  if constexpr (Range::MAY_LACK_ROWS) {  // the branch is to use no accumulators of the product, which it would copy
+#pragma unroll
+    for (int i = 2; i < FLOATS; i += i % 4 == 3 ? 3 : 1) asm volatile("" : "+f"(s[i]));
+  }
+  if (Range::MAY_LACK_ROWS && lacks_rows) {
+#pragma unroll
+    for (int i = 2; i < FLOATS; i += 4) s[i] = s[i + 1] = 0.f;
+  } else if constexpr (Range::MAY_LACK_ROWS) {
+#pragma unroll
+    for (int i = 2; i < FLOATS; i += 4) exponential(i), exponential(i + 1);
   }
   if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
 }
@@ -270,32 +271,22 @@ template <class Range> __device__ __forceinline__ bool too_high(const float (&su
 template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range = WholeRange,
           typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
-                                             ScoresAgain scores_again) {
+                                             ScoresAgain scores_again, bool lacks_rows = false) {
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
   if constexpr (!looks_back(RESCALE) || (RESCALE == Rescale::LAZY_AFTER && (FIRST || MASKED))) {
-    exponentiate<EIGHTHS, Range>(s, state.sum);
+    exponentiate<EIGHTHS, Range>(s, state.sum, lacks_rows);
     return rescale;
   }
   float sum[2] = {0.f, 0.f};
-  exponentiate<EIGHTHS, Range>(s, sum);
+  exponentiate<EIGHTHS, Range>(s, sum, lacks_rows);
   if constexpr (!FIRST && !MASKED) {
     rescale = too_high<Range>(sum);
     if (rescale) {
-      bool high[2];
-      if constexpr (RESCALE == Rescale::LAZY_ROWS) find_high_rows<Range>(sum, high);
       scores_again();
-      if constexpr (RESCALE == Rescale::LAZY_AFTER) {
-        shift_scores<Rescale::ALWAYS, 0, false, false, EIGHTHS, Range>(state, s, scale, factor);
-      } else {
-        float maximum[2];
-        row_max<false, false>(s, maximum);
-        factor[0] = factor[1] = 1.f;
-        raise_high_rows(state, high, maximum, scale, factor);
-#pragma unroll
-        for (int i = 0; i < FLOATS; ++i) s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
-      }
+      constexpr bool ROWS = RESCALE == Rescale::LAZY_ROWS;
+      shift_scores<ROWS ? RESCALE : Rescale::ALWAYS, 0, false, ROWS, EIGHTHS, Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
-      exponentiate<EIGHTHS, Range>(s, sum);
+      exponentiate<EIGHTHS, Range>(s, sum, lacks_rows);
     }
   }
   state.sum[0] += sum[0], state.sum[1] += sum[1];
