@@ -6,6 +6,7 @@ families.
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -58,13 +59,18 @@ def why_too_few_registers(blocks: int, warps: int, needed: int) -> str | None:
 
 def why_no_memory(problem: AttentionProblem, scratch: Mapping[str, int], gpu: GpuSpec) -> str | None:
     """Scratch buffers of these bytes that the card has no memory for beside the problem's own tensors."""
-    wanted = sum(scratch.values())
-    shapes = [*(problem.shape(tensor) for tensor in (*problem.tensors, "o")), problem.term_shapes.get("bias", (0,))]
-    # All keys, even where few are in use or seen: `problem.bytes` counts only those that are read.
-    left = int(USABLE_MEMORY * gpu.dram_bytes) - problem.element_bytes * sum(math.prod(shape) for shape in shapes)
+    wanted, left = sum(scratch.values()), _memory_left(problem, gpu)
     if wanted > left:
         return (
             f"The scratch buffers would take {wanted / GIB:.1f} GiB, and beside the problem's tensors a {gpu.name} has "
             f"{max(0, left) / GIB:.1f}."
         )
     return None
+
+
+@lru_cache(maxsize=256)  # the same for all configs of a problem
+def _memory_left(problem: AttentionProblem, gpu: GpuSpec) -> int:
+    """Bytes beside the problem's own tensors."""
+    shapes = [*(problem.shape(tensor) for tensor in (*problem.tensors, "o")), problem.term_shapes.get("bias", (0,))]
+    # All keys, even where few are in use or seen: `problem.bytes` counts only those that are read.
+    return int(USABLE_MEMORY * gpu.dram_bytes) - problem.element_bytes * sum(math.prod(shape) for shape in shapes)
