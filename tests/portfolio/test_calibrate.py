@@ -25,9 +25,9 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import calibrations, pick, select
 from evoattn.portfolio.calibrate import Keeper, Wanted, calibrate, fits, plan
-from evoattn.portfolio.calibrations import TIMES, Calibration, Journal, times_of
+from evoattn.portfolio.calibrations import TIMES, Journal, times_of
 from evoattn.portfolio.climb import what_decides
-from evoattn.portfolio.kernels import DIGITS, kind_of
+from evoattn.portfolio.kernels import kind_of
 from evoattn.portfolio.pick import list_for, shipped_for
 from tests.portfolio.calibrate_fakes import CARD, TOOLS, card_us
 
@@ -194,15 +194,6 @@ def test_a_file_that_holds_anything_else_is_refused_or_passed_over(made, forgott
         put(forgotten, {FILE: content}, (FILE,))
         assert list_for(CARD) is shipped_for(CARD) and correction_of(CARD) in (NONE, correction_of(CARD))
         (forgotten / FILE).unlink()
-    known = row["list"]["genes"]
-    far = {name: [*values, 10**6] for name, values in known["flash_mma"].items()}
-    genes = known | {"flash_mma": far, "no_family": {"A": [1]}}
-    places = (DIGITS[list(known).index("flash_mma")], *(DIGITS[len(values) - 1] for values in far.values()))
-    odd = [f"{DIGITS[len(known)]}0", "".join(places)]
-    file.write_text(json.dumps(row | {"list": row["list"] | {"kernels": row["list"]["kernels"] + odd, "genes": genes}}))
-    found = calibrations.bring_in(file)
-    assert len(found.listed.kernels) == len(row["list"]["kernels"]), "a config is a point of today's space"
-    assert isinstance(found, Calibration) and "no_family" not in found.listed.genes
 
 
 def test_a_folder_s_name_stays_in_its_folder():

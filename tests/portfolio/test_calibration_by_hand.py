@@ -158,21 +158,21 @@ def test_calibrations_have_names_and_go_to_others(tmp_path):
         calibrations.remove("l4")
 
 
-def test_kernels_that_today_s_spaces_lack_are_left_out():
+def test_kernels_that_today_s_spaces_lack_are_left_out_of_a_file():
     known = made().listed
     odd = (KernelConfig("no_family", {"A": 1}), KernelConfig("flash_mma", PARAMS[0] | {"BLOCK_M": 7}))
-    genes = {**known.genes, "no_family": {"A": (1,)}}
-    kinds = {"16 d64 full": (0, 3), "odd": (1,)}
+    genes = {family: {**values, "BLOCK_M": [*values["BLOCK_M"], 7]} for family, values in known.genes.items()}
     listed = replace(
-        known, kernels=(known.kernels[0], *odd, known.kernels[1]), general=(1, 3), kinds=kinds, genes=genes
+        known,
+        kernels=(known.kernels[0], *odd, known.kernels[1]),
+        general=(1, 3),
+        kinds={"16 d64 full": (0, 3), "odd": (1,)},
+        genes={**genes, "no_family": {"A": (1,)}},
     )
-    found = calibrations._known(listed, CARD)
-    assert (
-        found.kernels == (known.kernels[0], known.kernels[1])
-        and found.general == (1,)
-        and found.kinds == {"16 d64 full": (0, 1)}
-    )
-    assert set(found.genes) == {"flash_mma"}
+    found = Calibration.of_row(replace(made(), listed=listed).to_row()).listed
+    assert (*found.kernels,) == (known.kernels[0], known.kernels[1]) and found.general == (1,)
+    assert found.kinds == {"16 d64 full": (0, 1)} and set(found.genes) == {"flash_mma"}
+    assert 7 not in found.genes["flash_mma"]["BLOCK_M"]
 
 
 def test_a_card_that_no_table_names_is_one_of_its_architecture():
