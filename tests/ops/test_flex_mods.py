@@ -8,10 +8,10 @@ from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from benchmarks.flex.mods import MODS, Shape
+from benchmarks.flex.served import said_of
 from evoattn.model.paths import ROOT
 from evoattn.model.score import LARGEST_FLOAT, evaluate, parse_score
 from evoattn.ops import block_masks, flex, mods
-from evoattn.ops.arguments import BIAS, SLOPES
 from evoattn.ops.call import Call
 from evoattn.ops.torch_answer import by_formula
 from tests.ops.fake_device import tensors
@@ -157,31 +157,21 @@ def test_expressions_give_what_torch_gives(name, shape):
     torch.testing.assert_close(lse.double(), expected[1], atol=1e-5, rtol=1e-5)
 
 
-def served(name):
-    """What a call of the function becomes: its score and its mask, as reports/flex_functions.md says."""
+def said(name):
+    """How a call says the function."""
     shape = Shape(2, 4, 512, 512)
     q, k, v = tensors(shape.batch, shape.heads, 4, shape.queries, shape.keys)
     written = MODS[name](shape)
-    one = flex.calls(Call(q, k, v), written.score_mod, written.block_mask(shape))[0]()
-    named = {"soft cap": one.softcap > 0, "slopes": one.term(SLOPES) is not None, "bias": one.term(BIAS) is not None}
-    score = next((name for name, there in named.items() if there), "")
-    score = score or ("expression" if one.score and one.score.text else "none")
-    if one.blocks:
-        return score, "lists, predicate" if one.score and one.score.predicate else "lists"
-    return score, "window" if one.window else "causal" if one.causal else "none"
+    return said_of(flex.calls(Call(q, k, v), written.score_mod, written.block_mask(shape))[0]())
 
 
 @pytest.mark.slow
 def test_the_table_of_the_page_is_what_runs():
-    lines = (ROOT / "reports/flex_functions.md").read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("| written as | its score"))
-    said = {}
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        names, score, mask, _ = (word.strip() for word in line.strip("|").split("|"))
-        said |= {name.strip().replace(" ", "_"): (score, mask) for name in names.split(",")}
-    assert said == {name: served(name) for name in MODS}
+    table = (ROOT / "reports/flex_functions.md").read_text(encoding="utf-8").split("\n\n")[3].splitlines()[2:]
+    found = {}
+    for names, how in (line.removeprefix("| ").split(" | ")[:2] for line in table):
+        found |= dict.fromkeys(names.replace(" ", "_").split(",_"), how)
+    assert found == {name: said(name) for name in MODS}
 
 
 def test_no_trace_imports_torch_s_compiler():
