@@ -95,7 +95,7 @@ __device__ __forceinline__ Range flags_of(const Word* __restrict__ words, Line l
   constexpr int TOGETHER = 4;
   const int across = min(line.count, 32), rows = 32 / across;
   uint32_t some = 0, none = 0;
-  auto look = [&](uint32_t four) { some |= four, none |= (four - 0x01010101) & ~four & 0x80808080; };
+  auto look = [&](uint32_t four) { some |= four, none |= four ^ 0x01010101; };
   for (int from = 0; from < line.count; from += across) {
     const Word* column = words + min(from + lane % across, line.count - 1) * line.step;
     for (int row = lane / across; row - lane / across < line.rows; row += TOGETHER * rows) {

@@ -93,6 +93,11 @@ STARTS = torch.tensor([0] + [90] * 7 + [0] * 8)
 OF_HASH = Written(mask_mod=lambda b, h, q, k: q > STARTS[(k * 30000001) % 16])
 """Products from key 72 on are no int, so that of a warp's keys some have one element and others may have any."""
 OF_COARSE = Written(mask_mod=lambda b, h, q, k: PAIRS[q // 8 + 9 * b, k // 8], by_batch=True)
+CUBE = ((torch.arange(77)[:, None, None] // 16 + torch.arange(3)) % 3 > 0).repeat(1, 33, 1)
+OF_CUBE = Written(
+    mask_mod=lambda b, h, q, k: torch.where(h == 0, CUBE[q, k // 4, q // 16 % 3], CUBE[q, k // 4, h]), by_head=True
+)
+"""Of elements along three dimensions, and along two with another behind them."""
 OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
 """A table of pairs with blocks of 48 rows and 32 keys of each kind, of which 32 by 32 pairs are all alike."""
 
@@ -109,6 +114,7 @@ OF_BARE = Written(mask_mod=lambda b, h, q, k: BARE[q, k])
         ("of both", (40, 70)),
         ("of bare blocks", (48, 32)),
         ("of coarse pairs", (16, 32)),
+        ("of a cube", (32, 32)),
         ("of each kind", (16, 32)),
         ("of a hash", (16, 32)),
     ],
@@ -119,6 +125,7 @@ def test_lists_are_torch_s(name, blocks):
         "of both": OF_BOTH,
         "of bare blocks": OF_BARE,
         "of coarse pairs": OF_COARSE,
+        "of a cube": OF_CUBE,
         "of a hash": OF_HASH,
         "of each kind": Written(None, of_each_kind, by_head=True),
     }

@@ -117,6 +117,7 @@ OF_FLAGS = {
     "words with one behind": (20 * ROW + 32, 1, 80, ROW, 33),
     "words of zeros": (20 * ROW, 1, 32, ROW, 40),
     "words with a one at the end": (0, 1, 48, ROW, 21),
+    "rows that begin within words": (20 * ROW + 64, 1, 32, ROW - 1, 33),
     "flags of ones": (21 * ROW + 33, 1, 63, ROW, 39),
     "flags with a zero before": (21 * ROW + 31, 1, 63, ROW, 9),
     "every other flag": (21 * ROW + 34, 2, 31, 2 * ROW, 20),
@@ -173,3 +174,12 @@ def test_between_what_the_elements_of_a_table_lie():
         for (name, (first, step, count, far, rows)), lanes in zip(OF_FLAGS.items(), found, strict=True):
             own = flags.flatten().as_strided((rows, count), (far, step), first)
             assert lanes == [[own.all(), own.any()] if alike or rows == 1 else [0, 1]] * 32, name
+    for odd in (False, True):  # one flag of a box, wherever it lies
+        boxes = [(row, column) for row in range(37) for column in (0, 21, 25, 47)]
+        flags = torch.full((len(boxes), 40, 48), not odd)
+        for box, place in zip(flags, boxes, strict=True):
+            box[place] = odd
+        for left in (0, 1):  # of words, and of flags
+            lines = [[(box * 40 * 48 + left, 1, 48 - left, 48, 37)] * 32 for box in range(len(boxes))]
+            for (_, column), lanes in zip(boxes, found_of(flags, lines, True), strict=True):
+                assert lanes == [[not odd] * 2 if column < left else [0, 1]] * 32
