@@ -64,6 +64,7 @@ PREDICATES = [
         "(n[q]==n[k])|(q>=k)",
         "(k<9)&(n[q*k]>0)",
         "(k/2<q)&(n[k]<q)",
+        "(whole(q+1)<k)&(n[whole(q//2)]>0)",
     ),
 ]
 OF_TREE = {

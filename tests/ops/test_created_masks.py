@@ -21,6 +21,7 @@ from evoattn.backends.base import LaunchError
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
 from evoattn.model.block_list import parse_blocks
+from evoattn.model.mask import Band
 from evoattn.model.records import CompiledKernel
 from evoattn.ops import block_masks, flex
 from evoattn.ops.runtime import current
@@ -268,6 +269,10 @@ def test_a_kernel_makes_the_mask_behind_a_small_one_once(on_interpreter, tmp_pat
         assert mask.mask_mod is seen and same_lists(mask, seen, 1, 2, 400, 280, "cpu", (64, 32))
         small, asked = MaskShape(1, 1, 300, 280, 128, 128), MaskShape(1, 2, 400, 280, 64, 32)
         assert OnInterpreter.shapes == [small, *[asked] * (turn + 1)]
+    banded, plain = (flex.create_block_mask(of, 1, 1, 400, 280, "cpu") for of in (lambda b, h, q, k: q >= k, seen))
+    assert block_masks.kept(banded).agrees == {Band(400, 280, None, 0): True} and not block_masks.kept(banded).again
+    assert block_masks.kept(plain).agrees == {} and block_masks.kept(plain).again
+    del OnInterpreter.shapes[3:]
     block_masks._loaded.clear()  # as in the next process
     monkeypatch.setattr(compiler, "compile_source", None)
     mask = flex.create_block_mask(seen, None, 2, 90, 280, "cpu", (64, 32))

@@ -237,6 +237,8 @@ def _given() -> Iterator[tuple[str, Any]]:
         values = [_made(query, key, places, value) for value in (key[0], key[:1], "no")]
         yield f"{name}, tensors", [*(_made(*tensors, places) for tensors in others), *values]
         yield f"{name}, scales of nothing", [_made(query, key.to(E4M3), places | {"k_scale": 0, "v_scale": 0.0})]
+        longest = {name: one for name, one in places.items() if "max" not in name}
+        yield f"{name}, without its longest lengths", _made(query, key, longest)
         eight, scales = key.to(E4M3), itertools.product(SCALES, SCALES[:2] + SCALES[-6:])
         yield f"{name}, scales", [_made(query, eight, places | {"k_scale": k, "v_scale": v}) for k, v in scales]
         keys = eight, key.to(E5M2), key.to(torch.int8), key

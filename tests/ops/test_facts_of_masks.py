@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,17 +87,15 @@ def _changed(mask: BlockMask) -> Iterator[BlockMask]:
         yield made
 
 
-def _bands() -> Iterator[Any]:
-    """Whether lists of one band, of which blocks are made others, show just another one."""
-    bands = [Band(77, 301, *ends) for ends in itertools.product((None, -16, 3), (None, 0, 224, 250))]
-    for band in bands:
-        seen = lambda b, h, q, k, band=band: (k - q >= (band.lowest or -99)) & (k - q <= (band.highest or 999))
+def _lists() -> Iterator[Any]:
+    """Of bands, with fewer and more keys than there are."""
+    for band in (Band(77, 301, *ends) for ends in itertools.product((None, -16), (0, 250))):
+        seen = lambda b, h, q, k, band=band: (k - q >= (band.lowest or -99)) & (k - q <= band.highest)
         for block in BLOCKS:
             mask = _made(seen, SHAPE, (1, 1), block)
-            yield [block_masks.agrees(mask, block_masks.Kept(()), other) for other in bands]
             known = block_masks.counted(mask)
             yield [_exact(one) for keys in (301, 200, 400) for one in block_masks.lists_of(mask, known, keys)]
-            yield block_masks.text_of(mask, block_masks.kept(mask)), _exact(block_masks.table_of(mask, 301))
+            yield block_masks.text_of(mask, known), _exact(block_masks.table_of(mask, 301))
 
 
 def facts() -> Iterator[tuple[str, Any]]:
@@ -119,16 +118,18 @@ def facts() -> Iterator[tuple[str, Any]]:
         torch.meshgrid(*map(torch.arange, of), indexing="ij"),
     )
     yield "what lists and function say", _exact(inner(b, h, q, k))
-    yield "bands", [*_bands()]
+    yield "lists", [*_lists()]
     few, many = torch.tensor([[[0, 0, 1], [3, 9, 0]]]), torch.full((2, 3, 5), 99)
-    pairs = (few, few.flip(2)), (few, None), (few * 0, few * 0), (many, None), (many, many - few.sum())
-    yield "counts", [block_masks._counts(*both) for both in pairs]
+    counted = (few, few.flip(2)), (few, None), (few * 0, few * 0), (many, None), (many, many - few.sum())
+    yield "counts", [block_masks._counts(*both) for both in counted]
     copied, texts = copy.copy(mask), []
     for copied.BLOCK_SIZE in itertools.product((8, 16, 24, 4096, 8192), (16, 128)):
         texts.append(block_masks.text_of(copied, block_masks.Kept((), counts="1/2/3")))
     yield "texts", texts
     checked = MaskShape(1, 1, 300, 200, 128, 64)
-    told = block_masks._lists_by_pairs(lambda b, h, q, k: (q < k + 150) & (k != 70), checked, torch.device("cpu"))
+    told = block_masks._lists_by_pairs(
+        lambda b, h, q, k: (q < k + 150 + b + h) & (k != 70), checked, torch.device("cpu")
+    )
     yield "lists by pairs", [*map(_exact, told or ())]
     call = replace(_call(SHAPE), batch_invariant=True)
     yield "the same bits", [_calls(call, None, mask), _calls(replace(call, batch_invariant=False), None, mask)]
@@ -136,3 +137,24 @@ def facts() -> Iterator[tuple[str, Any]]:
 
 def test_what_is_made_of_functions_and_masks_stays():
     assert not changed("masks")
+
+
+def test_lists_agree_with_the_bands_that_they_may_be_of(monkeypatch):
+    """A block of which a band shows no pair may be EMPTY or PARTIAL, one of which it shows all PARTIAL or FULL."""
+    rows, keys, sizes, tables = 18, 27, (5, 8), []
+    distance = torch.arange(keys) - torch.arange(rows)[:, None]
+    ends = itertools.product((None, *range(-6, 5)), (None, *range(-3, 12)))
+    bands = [Band(rows, keys, low, high) for low, high in ends if None in (low, high) or low <= high]
+    for low, high in ((band.lowest, band.highest) for band in bands):
+        shown = (distance >= (-99 if low is None else low)) & (distance <= (99 if high is None else high))
+        blocks = [line.split(sizes[1], 1) for line in shown.split(sizes[0])]
+        tables.append(torch.tensor([[int(one.any()) + int(one.all()) for one in line] for line in blocks]))
+    mask = SimpleNamespace(BLOCK_SIZE=sizes, kv_indices=torch.zeros(1))
+    for band, own in zip(bands, tables, strict=True):
+        changed = [own.clone() for _ in range(own.numel())]
+        for at, one in enumerate(changed):
+            one.view(-1)[at] = (one.view(-1)[at] + 1 + at % 2) % 3
+        for table in (own, *changed):
+            fits = (table == own) | ((table == 1) & (own != 1))  # 0: none, 1: some, 2: all
+            monkeypatch.setattr(block_masks, "table_of", lambda *_, table=table: table[None, None])
+            assert block_masks.agrees(mask, block_masks.Kept(()), band) == fits.all(), (band, table)
