@@ -348,6 +348,13 @@ def test_scores_that_hide_keys_have_lists_where_they_are_many(on_interpreter, mo
     assert len(OnInterpreter.shapes) == 4
     tables.reverse()
     assert lists(0, 1.0) == plain and len(OnInterpreter.shapes) == 4
+    tables[:] = [IDS, None]
+    more = [replace(call, query=query[:, :, :290]), replace(call, key=key[:, :, :390], value=key[:, :, :390]), call]
+    kept = [blocks(one) and len(block_masks._worth) for one in (call, *more)]
+    tables[:] = [IDS[:300].repeat(2), None]
+    other = lambda s, b, h, q, k: torch.where(tables[0][q] < tables[0][k], s, -torch.inf)
+    assert blocks(call) and flex.calls(call, other, None)
+    assert [*kept, len(block_masks._worth)] == [1, 2, 3, 3, 5], "what is worth it is asked of each kind once"
 
 
 def test_what_is_kept_of_masks_and_functions_has_a_limit(monkeypatch):
@@ -391,6 +398,27 @@ def test_counts_of_a_mask_are_those_of_the_first_one_like_it_or_likely_ones(monk
     assert block_masks.told(unread, (full, indices[..., :4], counts, None)) == "64x64:1/2/3"
     few = [parse_blocks(block_masks.likely(unread, blocks)).counts for blocks in (1, 2, 9, 500)]
     assert few == [(1, 1, 2), (1, 1, 2), (4, 4, 8), (8, 8, 16)]
+
+
+def test_tables_of_other_kinds_have_other_kernels():
+    made = [torch.zeros(9, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.float32)]
+    texts = {block_masks._printed("t0[q]<k", {"t0": table})[0] for table in (*made, *made, made[0][:5])}
+    assert len(texts) == 3
+
+
+def test_whether_small_tiles_are_better_is_asked_of_each_kind_of_calls(device, monkeypatch):
+    kinds = []
+    monkeypatch.setattr(block_masks, "finer", lambda mask, kind, us_of: kinds.append(kind) or mask)
+    q, k, v = (torch.zeros(1, 2, 150, 64, dtype=torch.float16) for _ in "qkv")
+    capped, more = lambda s, b, h, i, j: 3 * torch.tanh(s / 3), lambda s, b, h, i, j: s + h
+    masks = [lambda b, h, i, j: IDS[i] == IDS[j], lambda b, h, i, j: IDS[i] <= IDS[j]]
+    calls = [(q, k, v, score_mod, mask_mod) for score_mod in (None, capped, more) for mask_mod in masks]
+    calls += [(q.bfloat16(), k.bfloat16(), v.bfloat16(), None, masks[0]), (q, k, v[..., :32], None, masks[0])]
+    calls += [(q[:, :, :140], k, v, None, masks[0]), (q, k[:, :, :140], v[:, :, :140], None, masks[0])]
+    for query, key, value, score_mod, mask_mod in [*calls, calls[0]]:
+        mask = block_masks.TORCH(mask_mod, 1, 1, query.shape[2], key.shape[2], "cpu", 64)
+        flex.calls(flex.Call(query, key, value), score_mod, mask)[0]()
+    assert len(set(kinds)) == len(calls) == len(kinds) - 1
 
 
 def test_no_kernel_makes_masks_without_a_device_or_of_tables_elsewhere(monkeypatch):

@@ -280,6 +280,24 @@ def _masked() -> Iterator[Any]:
         yield [given_arguments.causal_kind(mask), answer(given_arguments.why_only_torch, mask, call), told]
 
 
+def _elsewhere() -> Iterator[Any]:
+    """On which device all is that calls of another device than the CPU become."""
+    there = lambda one: one.to("meta") if isinstance(one, torch.Tensor) else one
+    for of_query, of_key, places in FORMS.values():
+        query, key = there(_numbers(*of_query)), there(_numbers(*of_key).to(E4M3))
+        placed = {name: there(one) for name, one in places.items()}
+        for q, scale in itertools.product((query, query.to(E4M3)), (None, 2.0, *map(there, DRAWN))):
+            words = placed | {"k_scale": scale, "v_scale": scale} | ({"q_scale": scale} if q.dtype == E4M3 else {})
+            call = answer(given_arguments.call_of, q, key, key, words)
+            plain = call if isinstance(call, str) else answer(given_arguments.dequantised, call)
+            made = [
+                one if isinstance(one, str) else (one.query, one.key, one.value, *one.terms) for one in (call, plain)
+            ]
+            yield [it if isinstance(it, str) else [one is None or one.device.type for one in it] for it in made]
+    mask = torch.ones(8, 24, dtype=torch.bool, device="meta")
+    yield given_arguments.as_bias(mask, torch.zeros(1, dtype=torch.half)).device.type
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     table = [
@@ -306,6 +324,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "scales", [_scales(answer(attention_fp8._scales, (one, None, 3.0), query, key)) for one in descales]
     yield "chosen", [*_chosen()]
     yield "masks of torch", [*_masked()]
+    yield "on another device", [*_elsewhere()]
     yield from _given()
 
 
