@@ -170,6 +170,11 @@ def _numbers(*shape: int, dtype: Any = torch.float16) -> Any:
 
 FORMS: dict[str, tuple[Any, ...]] = {
     "attention": ((2, 4, 3, 16), (2, 2, 6, 16), {}),
+    "attention of three": ((3, 4, 3, 16), (3, 2, 6, 16), {}),
+    "varlen of three": (
+        *((7, 4, 16), (6, 2, 16)),
+        {"cu_seqlens_q": torch.tensor([0, 2, 3, 7]), "cu_seqlens_k": torch.tensor([0, 1, 4, 6]), "max_seqlen_q": 4},
+    ),
     "varlen": (
         *((5, 4, 16), (6, 2, 16)),
         {"cu_seqlens_q": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 4, 6]), "max_seqlen_q": 3},
@@ -185,7 +190,7 @@ FORMS: dict[str, tuple[Any, ...]] = {
     ),
 }
 """Shapes of query and of keys, and what says which rows are whose."""
-SHAPES = (), (2,), (2, 2), (1, 2), (2, 1), (2, 2, 6), (6, 2), (5, 4, 2), (3,), (7, 2)
+SHAPES = (), (2,), (2, 2), (1, 2), (2, 1), (2, 2, 6), (6, 2), (5, 4, 2), (3,), (7, 2), (3, 2), (3, 2, 6)
 DRAWN = [torch.rand(of, generator=torch.Generator().manual_seed(len(of))) for of in SHAPES]
 SCALES: list[Any] = [None, 2, -1.0, "one", *DRAWN]
 GIVEN: list[dict[str, Any]] = [
@@ -239,7 +244,7 @@ def _given() -> Iterator[tuple[str, Any]]:
         yield f"{name}, scales of nothing", [_made(query, key.to(E4M3), places | {"k_scale": 0, "v_scale": 0.0})]
         longest = {name: one for name, one in places.items() if "max" not in name}
         yield f"{name}, without its longest lengths", _made(query, key, longest)
-        eight, scales = key.to(E4M3), itertools.product(SCALES, SCALES[:2] + SCALES[-6:])
+        eight, scales = key.to(E4M3), itertools.product(SCALES, SCALES[:2] + SCALES[-8:])
         yield f"{name}, scales", [_made(query, eight, places | {"k_scale": k, "v_scale": v}) for k, v in scales]
         keys = eight, key.to(E5M2), key.to(torch.int8), key
         of_dtypes = itertools.product((query.to(E4M3), query.to(torch.int8), query), keys)

@@ -132,6 +132,9 @@ def facts() -> Iterator[tuple[str, Any]]:
     )
     yield "lists by pairs", [*map(_exact, told or ())]
     call = replace(_call(SHAPE), batch_invariant=True)
+    others = [replace(_call(SHAPE), **{name: "no"}) for name in ("query", "key", "value")]
+    others += [replace(_call(SHAPE), key=call.key[:, :3]), replace(_call(SHAPE), value=call.value[:, :, :300])]
+    yield "no calls", [_calls(one, None, mask) for one in others]
     yield "the same bits", [_calls(call, None, mask), _calls(replace(call, batch_invariant=False), None, mask)]
 
 
