@@ -5,7 +5,6 @@ import torch
 
 from evoattn.correctness import forward
 from evoattn.correctness.eight_bits import dequantised, turn, turned_back
-from evoattn.model.problem import ProblemError
 from evoattn.model.shape_text import parse_shape
 
 SHAPE = "B=3,H=4,Hkv=2,Sq=30,Sk=50,D=16,dtype=bf16,lse=1,"
@@ -71,23 +70,3 @@ def test_keys_along_rows_are_the_same_numbers():
     assert torch.equal(tensors["v"][0, 1, 3, :8].float(), numbers[0, 1, [0, 1, 8, 9, 2, 3, 10, 11], 3].float())
     assert not turned_back(tensors["v"], 64)[:, :, 50:].float().any()
     assert torch.equal(dequantised(problem, tensors, torch.float64)[1]["v"], numbers.double() * tensors["v_scale"])
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("dtype=bf16,kv=fp16", "kv must be one of"),
-        ("dtype=bf16,kv=e4m3,scales=row", "scales must be head"),
-        ("dtype=bf16,scales=head", "only numbers of 8 bits have scales"),
-        ("dtype=fp32,kv=int8", "queries of 16 bits"),
-        ("dtype=bf16,kv=e4m3,op=backward", "takes no numbers of 8 bits"),
-        ("dtype=bf16,kv=e4m3,turned=1", "write dtype=e4m3"),
-        ("dtype=e4m3,seqused=1:64,turned=1", "exclude each other"),
-        ("dtype=e4m3,seqused=1:64,scales=block", "exclude each other"),
-        ("dtype=bf16,kv=e4m3,scales=block", "write dtype=e4m3"),
-        ("dtype=bf16,op=merge,turned=1", "turned"),
-    ],
-)
-def test_what_cannot_be_is_said_in_a_sentence(words, sentence):
-    with pytest.raises(ProblemError, match=sentence):
-        parse_shape(f"B=1,H=4,S=64,D=64,{words}")

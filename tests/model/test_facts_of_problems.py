@@ -4,10 +4,13 @@ otherwise; so do the sentences about what is no problem."""
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from evoattn.model import block_list
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import Band
 from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.problem import ProblemError
 from evoattn.model.sequences import parse_sequences, rounded_up, starts, with_room
 from evoattn.model.shape_text import named_shapes, parse_shape
 from tests.support.facts import answer, changed, told
@@ -58,6 +61,40 @@ WRONG = [
         "B=1,H=2,S=3,D=64,batch_invariant=3",
     ),
 ]
+REFUSED = {
+    "B=2,H=4,Hkv=2,Sq=37,Sk=53,D=24,": [
+        "scale=0", "scale=-1", "scale=nan", "scale=big", "softcap=-3", "softcap=inf", "window=128", "window=-1:0",
+        "mask=causal,window=8:8", "sink=2", "bias=b", "alibi=1,bias=s", "seqused=30", "seqused=30:20",
+        "seqused=log:0:20", "seqused=0:20,page=48", "page=16", "Dv=12", "Dv=32,shared_kv=1", "rotary_apart=1",
+    ],
+    "B=3,H=4,Hkv=2,Sq=37,Sk=53,D=24,": [
+        "varlen=1", "varlen=3+4", "varlen=3+4+38", "varlen=0+0+0", "varlen=3+4+5/0+0+0", "varlen=sum:112",
+        "varlen=long", "varlen=3+4+5,bias=s",
+    ],
+    "B=2,H=4,Hkv=2,Sq=200,Sk=133,D=16,": [
+        "predicate=q>=k", "blocks=64x64:1/2/3,predicate=q+k", "blocks=64x64:1/2/3,predicate=q>t[k]",
+        "blocks=64x64:1/2/3,tables=t:fp32:3", "blocks=64x64:1/2/2",
+    ],
+    "B=2,H=4,Hkv=2,Sq=200,Sk=133,D=16,blocks=": [
+        "128", "128x128", "0x128:5", "128x0:5", "128x128:0", "x:128x128:5", "128x128:5:other", "hb:1x1:1",
+    ],
+    "B=2,H=4,Hkv=2,Sq=200,Sk=133,D=16,blocks=128x128:300,": [
+        "window=9:0", "seqused=0:50", "seqused=0:50,page=16", "varlen=1:50", "kv=e4m3",
+    ],
+    "B=1,H=4,S=64,D=64,": [
+        "dtype=bf16,kv=fp16", "dtype=bf16,kv=e4m3,scales=row", "dtype=bf16,scales=head", "dtype=fp32,kv=int8",
+        "dtype=bf16,kv=e4m3,op=backward", "dtype=bf16,kv=e4m3,turned=1", "dtype=e4m3,seqused=1:64,turned=1",
+        "dtype=e4m3,seqused=1:64,scales=block", "dtype=bf16,kv=e4m3,scales=block", "dtype=bf16,op=merge,turned=1",
+    ],
+    "": [
+        "", "B=1", "B=1,H=16,S=1024", "B=1,H=16,S=1024,D=63", "B=0,H=1,S=4,D=64", "B=1,H=1,S=-4,D=64",
+        "B=1,H=1,S=1e3,D=64", "B=1,H=3,Hkv=2,S=4,D=64", "B=1,H=1,S=4,D=64,dtype=fp4", "B=1,H=1,S=4,D=64,mask=window",
+        "B=1,H=1,S=4,S=5,D=64", "B=1,H=1,S=4,D=64,colour=red", "B=1,H=1,S=999999999,D=8192", "B=²,H=1,S=4,D=64",
+        "B:1 H:1 S:4 D:64", "B=1 H=1 S=4 D=64 fp4", "B=1 H=4/2 Hkv=2 S=4 D=64", "B=1 H=4/2/1 S=4 D=64",
+        "B=1 H=1 S=4/2 D=64", "B=1 H=1 S=4 D=64 full causal",
+    ],
+}  # fmt: skip
+"""What is no problem, by what it begins with."""
 ARGUMENTS = [(), ("q",), ("k",), ("v",), ("o",), ("dq",), (5,), (17, 203), (203, 17), (0, 9), (16, 3), (40, 41)]
 LENGTHS = ["3:9", "log:1:512", "0:0", "9:3", "log:0:3", "x"]
 SEQUENCES = [("1:9", 3), ("sum:10/3:7", 3), ("3+0+9", 3), ("3+0", 3), ("0+0+0", 3), ("99:99", 2), ("log:2:9/5", 2)]
@@ -85,6 +122,7 @@ def facts() -> Iterator[tuple[str, Any]]:
         if problem.blocks:
             yield f"blocks of {text}", _blocks(problem)
     yield "what is none", [answer(parse_shape, text) for text in WRONG]
+    yield "what is refused", [answer(parse_shape, base + text) for base, texts in REFUSED.items() for text in texts]
     texts = ("h:64x64:2/1/3", "h:64x64:2/2/3", "b:64x0:1/1/3", "64x64:1+0", "64x64:70+200:2/1/2", "64x64:70+200:2/2/2")
     yield "texts of blocks", [answer(block_list.parse_blocks, text) for text in texts]
     counted = [block_list.parse_blocks(f"{dims}64x64:2/1/3") for dims in ("", "b:", "h:", "bh:")]
@@ -102,3 +140,11 @@ def facts() -> Iterator[tuple[str, Any]]:
 
 def test_what_is_said_of_problems_stays():
     assert not changed("problems")
+
+
+@pytest.mark.parametrize("base", REFUSED)
+def test_what_is_no_problem_is_refused_in_a_sentence(base):
+    for text in REFUSED[base]:
+        with pytest.raises(ProblemError) as error:
+            parse_shape(base + text)
+        assert "\n" not in str(error.value) and str(error.value).endswith("."), text

@@ -50,37 +50,6 @@ def test_records_without_variants_are_read_as_before():
 
 
 @pytest.mark.parametrize(
-    "text, words",
-    [
-        ("scale=0", "positive number"),
-        ("scale=-1", "positive number"),
-        ("scale=nan", "positive number"),
-        ("scale=big", "positive number"),
-        ("softcap=-3", "softcap"),
-        ("softcap=inf", "softcap"),
-        ("window=128", "past:ahead"),
-        ("window=-1:0", "past:ahead"),
-        ("mask=causal,window=8:8", "hides the keys ahead"),
-        ("sink=2", "0 or 1"),
-        ("bias=b", "bias must be one of s, hs, bs, bhs"),
-        ("alibi=1,bias=s", "exclude each other"),
-        ("seqused=30", "lowest:highest"),
-        ("seqused=30:20", "lowest:highest"),
-        ("seqused=log:0:20", "lowest:highest"),
-        ("seqused=0:20,page=48", "page must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256, 512"),
-        ("page=16", "write seqused"),
-        ("Dv=12", "value_dim must be 4 or a multiple of 8"),
-        ("Dv=32,shared_kv=1", "first columns of K"),
-        ("rotary_apart=1", "behind it, the columns of another tensor"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(text, words):
-    with pytest.raises(ProblemError, match=words) as error:
-        parse_shape(f"{SHAPE},{text}")
-    assert str(error.value).endswith(".") and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     "changes, words",
     [
         ({"seqused": "0:20", "page": 16.0}, "page must be one of"),
