@@ -109,18 +109,19 @@ def test_one_mask_for_all_batches_has_one_list():
         assert listed_mask.block_mask_of(own).kv_num_blocks.shape == (lists, 1, 2)
 
 
-@pytest.mark.parametrize("batch, sizes", [(0, (0, 1)), (2, (3, 1)), (2, (2, 4)), (2, (2,))])
-def test_an_empty_batch_and_masks_of_other_sizes_go_to_torch(batch, sizes):
-    q, mask = torch.randn(batch, 4, 200, 16), torch.ones(*sizes, 200, 200, dtype=torch.bool)
-    with current.use(Answering(True)):
-        assert listed_mask.attention(q, q, q, mask, None, 0.0, None) is None
-
-
-@pytest.mark.parametrize(
-    "shape", [(2, 4, 200, 200), (3, 1, 200, 200), (2, 1, 200, 199), (2, 1, 199, 200), (2, 200, 200)]
+SIZES_OF_OTHERS = (
+    (3, 1, 200, 200),
+    (2, 4, 200, 200),
+    (2, 2, 200, 200),
+    (2, 200, 200),
+    (2, 1, 200, 199),
+    (2, 1, 199, 200),
 )
-def test_masks_of_other_shapes_go_to_torch(shape):
-    q, mask = torch.randn(2, 4, 200, 16), torch.ones(shape, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("batch, shape", [(0, (0, 1, 200, 200)), *((2, shape) for shape in SIZES_OF_OTHERS)])
+def test_an_empty_batch_and_masks_of_other_sizes_go_to_torch(batch, shape):
+    q, mask = torch.randn(batch, 4, 200, 16), torch.ones(shape, dtype=torch.bool)
     with current.use(Answering(True)):
         assert listed_mask.attention(q, q, q, mask, None, 0.0, None) is None and not hasattr(mask, listed_mask.MARK)
 

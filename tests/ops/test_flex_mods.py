@@ -177,3 +177,22 @@ def test_the_table_of_the_page_is_what_runs():
 def test_no_trace_imports_torch_s_compiler():
     """It takes seconds, and torch puts it around the dispatch of modes that do not refuse."""
     assert not hasattr(mods._Recorder.__torch_dispatch__, "__wrapped__")
+
+
+WHOLE = torch.arange(200.0).view(4, 5, 10)[1:] / 100
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda q, k: WHOLE[1:][q % 2, 2, k % 10] + WHOLE[0][k % 5, 7],
+        lambda q, k: WHOLE[..., k % 10][q % 3, 4] + WHOLE[q % 3, ..., 3][k % 5],
+    ],
+)
+def test_a_part_of_a_table_is_read_where_it_lies(part):
+    q, k, v = tensors(1, 2, 2, 20, 30)
+    score_mod = lambda s, b, h, i, j: s + part(i, j)
+    call = flex.calls(Call(q, k, v), score_mod, None)[0]()
+    found, expected = by_formula(replace(call, return_lse=True)), by_torch(Call(q, k, v), score_mod, None)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=2e-3, rtol=2e-3)
