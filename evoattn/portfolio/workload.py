@@ -70,8 +70,7 @@ def _plain_lengths(rng: random.Random, kind: str) -> tuple[int, int, str]:
     return length, length, "full" if kind == "full" else rng.choice(CAUSAL_MASKS)
 
 
-def _plain_shape(rng: random.Random) -> str:
-    """One problem as a shape on the command line."""
+def _plain_problem(rng: random.Random) -> AttentionProblem:
     while True:
         kind, dim, group = weighted(rng, PLAIN_KINDS), weighted(rng, PLAIN_HEAD_DIMS), weighted(rng, GROUPS)
         dtype = weighted(rng, DTYPES)
@@ -89,20 +88,16 @@ def _plain_shape(rng: random.Random) -> str:
         text = f"B={batch},H={heads}" + (f",Hkv={kv_heads}" if group > 1 else "")
         text += f",S={sq}" if sq == sk else f",Sq={sq},Sk={sk}"
         text += f",D={dim},dtype={dtype},mask={mask}"
-        return text + (",layout=bshd" if rng.random() < BSHD_SHARE else "")
+        return parse_shape(text + (",layout=bshd" if rng.random() < BSHD_SHARE else ""))
 
 
-def draw(seed: int, count: int) -> list[AttentionProblem]:
+Problem = Callable[[random.Random], AttentionProblem | None]
+"""Of random numbers; None where that is none."""
+
+
+def _draw(problem: Problem, name: str, seed: int, count: int) -> list[AttentionProblem]:
     """The first `count` problems of a seed."""
-    rng = random.Random(f"evoattn problems {seed}")
-    return [parse_shape(_plain_shape(rng)) for _ in range(count)]
-
-
-def draw_by(
-    problem: Callable[[random.Random], AttentionProblem | None], name: str, count: int
-) -> list[AttentionProblem]:
-    """The first `count` that `problem` makes of the random numbers of the seed `name`; None is no problem."""
-    rng = random.Random(name)
+    rng = random.Random(f"evoattn {name} {seed}")
     found: list[AttentionProblem] = []
     while len(found) < count:
         if made := problem(rng):
@@ -174,11 +169,6 @@ def _wide_problem(rng: random.Random) -> AttentionProblem | None:
         layout="bshd" if rng.random() < BSHD_SHARE else "bhsd",
     )
     return problem if problem.flops <= WIDE_MOST_FLOPS[dtype] and problem.bytes <= MOST_BYTES else None
-
-
-def draw_wide(seed: int, count: int) -> list[AttentionProblem]:
-    """The first `count` problems of a seed."""
-    return draw_by(_wide_problem, f"evoattn wide {seed}", count)
 
 
 @dataclass(frozen=True)
@@ -255,11 +245,6 @@ def _layer_problem(rng: random.Random) -> AttentionProblem | None:
     )
     fits = problem.flops <= MOST_FLOPS and problem.bytes <= MOST_BYTES
     return problem if problem.variants and fits else None
-
-
-def draw_variants(seed: int, count: int) -> list[AttentionProblem]:
-    """The first `count` problems of a seed."""
-    return draw_by(_layer_problem, f"evoattn variants {seed}", count)
 
 
 Drawn = dict[str, Any]
@@ -507,26 +492,22 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
 """What draws each kind."""
 
 
-def draw_kind(kind: str, seed: int, count: int) -> list[AttentionProblem]:
-    """The first `count` problems of a seed. Raises `KeyError` on a kind that is not of `KINDS`."""
-
-    def problem(rng: random.Random) -> AttentionProblem | None:
-        drawn: Drawn = {"dtype": "bf16", "layout": "bshd" if rng.random() < 0.7 else "bhsd"} | KINDS[kind](rng)
-        made = AttentionProblem(**drawn)
-        return made if made.flops <= MOST_FLOPS and made.bytes <= MOST_BYTES else None
-
-    return draw_by(problem, f"evoattn {kind} {seed}", count)
+def _served_problem(fields: Callable[[random.Random], Drawn], rng: random.Random) -> AttentionProblem | None:
+    drawn: Drawn = {"dtype": "bf16", "layout": "bshd" if rng.random() < 0.7 else "bhsd"} | fields(rng)
+    made = AttentionProblem(**drawn)
+    return made if made.flops <= MOST_FLOPS and made.bytes <= MOST_BYTES else None
 
 
 PLAIN, WIDE, SCORES = "plain", "wide", "scores"
 """Full and causal attention; the same beyond a head_dim of 256; windows, soft caps and sinks."""
 DRAWS: dict[str, Callable[[int, int], list[AttentionProblem]]] = {
-    PLAIN: draw,
-    WIDE: draw_wide,
-    SCORES: draw_variants,
-    **{kind: partial(draw_kind, kind) for kind in KINDS},
+    PLAIN: partial(_draw, _plain_problem, "problems"),
+    WIDE: partial(_draw, _wide_problem, "wide"),
+    SCORES: partial(_draw, _layer_problem, "variants"),
+    **{kind: partial(_draw, partial(_served_problem, fields), kind) for kind, fields in KINDS.items()},
 }
 """The first so many problems of a seed."""
+draw = DRAWS[PLAIN]
 
 
 def drawn(kinds: Iterable[str], seeds: Iterable[int], each: int) -> list[AttentionProblem]:

@@ -9,7 +9,7 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import by_group, chosen, group_of, make_groups, stand_in
 from evoattn.portfolio.measure import Wanted, measure
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.workload import draw, draw_kind, draw_variants, draw_wide
+from evoattn.portfolio.workload import DRAWS, SCORES, WIDE, draw
 from tests.portfolio.calibrate_fakes import TOOLS
 
 H200 = lookup("h200")
@@ -29,7 +29,7 @@ def test_problems_come_as_they_are_drawn():
 
 
 def test_a_problem_stands_for_its_group_with_its_variants():
-    groups = by_group(draw_variants(1, 400))
+    groups = by_group(DRAWS[SCORES](1, 400))
     assert {"16 d64 causal+window+sink", "16 d128 causal+window", "16 d256 causal+softcap"} <= groups.keys()
     for name, problems in groups.items():
         assert all(group_of(p) == name for p in problems)
@@ -37,7 +37,7 @@ def test_a_problem_stands_for_its_group_with_its_variants():
 
 @pytest.mark.slow
 def test_each_kind_has_its_families():
-    drawn = [p for kind in ("latent", "paged") for p in draw_kind(kind, 0, 12)] + draw_wide(0, 6)
+    drawn = [p for kind in ("latent", "paged") for p in DRAWS[kind](0, 12)] + DRAWS[WIDE](0, 6)
     for group in make_groups(drawn, H200, 30):
         families = set(group.families)
         assert group.given and {family for family, _ in group.given} <= families

@@ -5,7 +5,7 @@ import pytest
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.pick import canonical, grown, likely
-from evoattn.portfolio.workload import draw_kind
+from evoattn.portfolio.workload import DRAWS
 
 TOKEN = AttentionProblem(batch=34, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=4160, head_dim=64)
 
@@ -50,7 +50,7 @@ def test_a_growing_problem_comes_by_every_pick() -> None:
 
 @pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
 def test_what_only_the_device_knows_changes_nothing(kind: str) -> None:
-    for problem in draw_kind(kind, 601, 60):
+    for problem in DRAWS[kind](601, 60):
         told = {"seqused": f"0:{problem.seqlen_k}"} if problem.seqused else {}
         if problem.varlen:
             rows = [problem.shape(name)[2] for name in "qk"]

@@ -72,7 +72,13 @@ def _judged() -> list[select.Checked]:
 
 
 def _campaigns() -> Iterator[tuple[str, Any]]:
-    drawn = [*workload.draw(3, 20), *workload.draw_wide(3, 20), *workload.draw_variants(3, 20), *PROBLEMS, *OTHERS]
+    drawn = [
+        *workload.draw(3, 20),
+        *workload.DRAWS[workload.WIDE](3, 20),
+        *workload.DRAWS[workload.SCORES](3, 20),
+        *PROBLEMS,
+        *OTHERS,
+    ]
     said = [[campaign.group_of(p), campaign.bits_of(p)] for p in drawn]
     yield "kinds", [said, [campaign.stand_in(p).describe() for p in drawn]]
     yield "by group", {name: len(of) for name, of in campaign.by_group(drawn).items()}

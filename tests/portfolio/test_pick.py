@@ -13,7 +13,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.climb import ClimbCache, Climbed
 from evoattn.portfolio.pick import canonical, lasting_pick, list_for, next_picks, pick, portfolio_kernels
-from evoattn.portfolio.workload import DRAWS, draw, draw_wide
+from evoattn.portfolio.workload import DRAWS, draw
 
 H100 = GPUS["h100"]
 JUDGED = ("h100", "h200")
@@ -93,7 +93,7 @@ def test_what_pytorch_does_faster_is_left_to_it():
 
 @pytest.mark.slow
 def test_wide_heads_get_kernels_for_them():
-    families = {pick(problem, H100).family for problem in draw_wide(700, 40) if problem.dtype != "fp32"}
+    families = {pick(problem, H100).family for problem in DRAWS["wide"](700, 40) if problem.dtype != "fp32"}
     assert families == {"large_head_mma"}
     gemma = pick(lookup("gemma4_full"), H100)
     assert gemma.family == "large_head_mma" and not gemma.estimated

@@ -12,7 +12,7 @@ from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.variant import parse_window
-from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, KINDS, draw, draw_kind, draw_variants, draw_wide
+from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, KINDS, SCORES, WIDE, draw
 
 SEED_7 = [
     "B=7 H=1 S=128 D=64 fp16 causal_lower_right bshd",
@@ -43,8 +43,8 @@ def test_each_kind_draws_what_it_drew(kind):
 
 
 def test_variants_are_those_of_models():
-    problems = draw_variants(3, 400)
-    assert draw_variants(3, 10) == problems[:10]
+    problems = DRAWS[SCORES](3, 400)
+    assert DRAWS[SCORES](3, 10) == problems[:10]
     assert all(p.variants and set(p.variants) <= {"window", "softcap", "sink"} for p in problems)
     assert {p.head_dim for p in problems} == {64, 128, 256}
     windows = [p for p in problems if p.window]
@@ -78,8 +78,8 @@ FIELDS_OF = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_its_fields_and_a_kernel(kind):
-    problems = draw_kind(kind, 3, 120)
-    assert draw_kind(kind, 3, 10) == problems[:10] != draw_kind(kind, 4, 10)
+    problems = DRAWS[kind](3, 120)
+    assert DRAWS[kind](3, 10) == problems[:10] != DRAWS[kind](4, 10)
     for problem in problems:
         assert FIELDS_OF[kind] & set(problem.variants), problem.describe()
         assert any(not f.why_unsupported(problem, GPUS["h100"]) for f in registry.FAMILIES.values())
@@ -104,7 +104,7 @@ def test_features_count_tiles_rows_and_heads_by_sms():
 
 def test_sequences_of_a_kind_are_alike_in_some_problems_and_differ_in_others():
     for kind in ("packed", "cached", "paged"):
-        spans = [[keys for _, keys in p.sequences] for p in draw_kind(kind, 0, 200) if p.batch > 2]
+        spans = [[keys for _, keys in p.sequences] for p in DRAWS[kind](0, 200) if p.batch > 2]
         assert any(len(set(keys)) == 1 for keys in spans) and any(max(keys) > 10 * min(keys) for keys in spans)
 
 
@@ -119,12 +119,12 @@ def test_packed_sequences_count_by_the_queries_that_they_have():
 
 
 def test_wide_heads_are_those_of_models_and_others():
-    problems = draw_wide(3, 300)
-    assert draw_wide(3, 10) == problems[:10] != draw_wide(4, 10)
+    problems = DRAWS[WIDE](3, 300)
+    assert DRAWS[WIDE](3, 10) == problems[:10] != DRAWS[WIDE](4, 10)
     assert not any(p.variants for p in problems)
     assert {p.head_dim for p in problems} == {320, 384, 512}
     assert {p.dtype for p in problems} == {"fp16", "bf16", "fp32"}
     assert {p.seqlen_q == 1 for p in problems} == {p.group_size > 1 for p in problems} == {True, False}
     assert all(any(not f.why_unsupported(p, GPUS["h100"]) for f in registry.FAMILIES.values()) for p in problems)
     named = {p.with_(name="") for p in named_problems().values()}
-    assert not named & {p for seed in BUILD_SEEDS for p in draw_wide(seed, 12)}, "they are for judging"
+    assert not named & {p for seed in BUILD_SEEDS for p in DRAWS[WIDE](seed, 12)}, "they are for judging"
