@@ -266,8 +266,7 @@ class Race:
                 us.append(self._clock.first_us(contender(runs[0])))
                 if (1 + TORCH_MOST * choice.estimated) * us[0] > BUDGET_US:
                     return TOO_LONG
-                if 2 * len(runs) * us[0] > BUDGET_US:  # rivals have one turn at least: first calls say too little
-                    runs = runs[:1]
+                runs = runs[: max(1, int(BUDGET_US / 2 / us[0]))]  # a turn at least: first calls say too little
                 every: list[Callable[[], object]] = [*map(contender, runs)]
                 every += [lambda: torch_answer.answer(theirs)] * choice.estimated
                 if not every[1:]:

@@ -12,7 +12,9 @@ import torch
 
 import evoattn
 from evoattn.backends import appended
+from evoattn.families import registry
 from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import choice
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, DELAY_US, NO_MEMORY, TOO_LONG, Race
@@ -424,7 +426,8 @@ def test_who_asks_for_no_race_has_the_pick(card):
 
 
 def test_bits_that_every_batch_has_do_not_depend_on_times(card):
-    genes = WGMMA | {"BLOCK_N": 48, "RESCALE": "lazy_after"}
+    problem = AttentionProblem(2, 4, 2, 37, 45, 64, "fp16", "full", batch_invariant=True)
+    genes = WGMMA | registry.lookup("flash_wgmma").recipe(problem, GPUS["h100"])
     kernels = [KernelConfig("flash_wgmma", genes | {"BLOCK_M": rows}) for rows in (64, 128)]
     _, clock, runtime = card(lambda *_: Pick("flash_wgmma", kernels[0], rivals=tuple(kernels[1:])))
     with current.use(runtime):
