@@ -132,10 +132,11 @@ def genes_of(configs: Iterable[KernelConfig]) -> dict[str, Genes]:
     for config in configs:
         for name, value in config.params.items():
             genes.setdefault(config.family, {}).setdefault(name, set()).add(value)
-    return {
-        family: {name: sorted(values, key=lambda v: (str(type(v)), v)) for name, values in found.items()}
-        for family, found in genes.items()
-    }
+    return {family: {name: _in_order(values) for name, values in found.items()} for family, found in genes.items()}
+
+
+def _in_order(values: Iterable[Value]) -> list[Value]:
+    return sorted(values, key=lambda value: (str(type(value)), value))
 
 
 def select(
@@ -180,10 +181,7 @@ def select_of(
     genes = genes_of(kernels)
     for family, known in (today.genes if today else {}).items():
         mine = genes.setdefault(family, {})
-        genes[family] = {
-            name: sorted({*known.get(name, ()), *mine.get(name, ())}, key=lambda v: (str(type(v)), v))
-            for name in {**known, **mine}
-        }
+        genes[family] = {n: _in_order({*known.get(n, ()), *mine.get(n, ())}) for n in {**known, **mine}}
     return KernelList(
         gpu.arch,
         today.cards if today else (gpu.name,),

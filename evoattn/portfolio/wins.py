@@ -180,15 +180,10 @@ class Races:
 
     def find(self, key: Key) -> Raced | None:
         """The race of `key`, in this process or, as far as its file says, another one."""
-        if key in self._known:
-            return self._known[key]
-        row = self._lines.get(key)
-        if not (isinstance(row, list) and len(row) == 2 and isinstance(row[0], list) and row[0]):
-            return None
-        us, torch_us = row
-        if not all(isinstance(one, (int, float)) and one > 0 for one in (*us, 1 if torch_us is None else torch_us)):
-            return None
-        return self._known.setdefault(key, Raced(tuple(us), torch_us))
+        if key not in self._known and (row := self._lines.get(key)):
+            us, torch_us = row
+            self._known[key] = Raced(tuple(us), torch_us)
+        return self._known.get(key)
 
     def add(self, key: Key, raced: Raced, lasts: bool = True) -> None:
         """Keep it, if it `lasts` on disk too, if that can be written."""

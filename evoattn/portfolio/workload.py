@@ -52,6 +52,12 @@ def log_uniform(rng: random.Random, low: float, high: float) -> int:
     return max(1, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
 
 
+def _length(rng: random.Random, low: int, high: int, whole: Callable[[float], int] = math.ceil) -> int:
+    """Log-uniform, half of those above 96 `whole` times 64."""
+    length = log_uniform(rng, low, high)
+    return whole(length / 64) * 64 if length > 96 and rng.random() < 0.5 else length
+
+
 def _plain_length(rng: random.Random, low: int, high: int) -> int:
     n = math.exp(rng.uniform(math.log(low), math.log(high)))
     return max(1, round(n / 64) * 64) if n > 96 and rng.random() < 0.5 else max(1, round(n))
@@ -120,20 +126,15 @@ WIDE_MOST_FLOPS = {"fp32": 3e10, "fp16": 4e11, "bf16": 4e11}
 """Some milliseconds: more are more waves of the same tiles."""
 
 
-def _wide_length(rng: random.Random, low: int, high: int) -> int:
-    length = log_uniform(rng, low, high)
-    return max(1, round(length / 64)) * 64 if length > 96 and rng.random() < 0.5 else length
-
-
 def _wide_call(rng: random.Random, full_share: float) -> tuple[int, int, str]:
     """(seqlen_q, seqlen_k, mask): of so many prefills all keys are seen."""
     call = weighted(rng, WIDE_CALLS)
     if call == "decode":
-        return 1, _wide_length(rng, 64, 65536), "full"
+        return 1, _length(rng, 64, 65536, round), "full"
     if call == "prefill":
-        length = _wide_length(rng, 32, 16384)
+        length = _length(rng, 32, 16384, round)
         return length, length, "full" if rng.random() < full_share else "causal_lower_right"
-    keys = _wide_length(rng, 512, 32768)
+    keys = _length(rng, 512, 32768, round)
     rows = rng.choice([n for n in CHUNKS if (n > 16) == (call == "chunk")])
     return rows, keys, "causal_lower_right"
 
@@ -210,8 +211,7 @@ LAYER_MOST_CARDS, LAYER_MOST_BATCH, LAYER_LENGTHS = 4, 64, (64, 32768)
 
 
 def _layer_length(rng: random.Random, low: int) -> int:
-    most = LAYER_LENGTHS[1]
-    length = round(math.exp(rng.uniform(math.log(low), math.log(most))))
+    length = log_uniform(rng, low, LAYER_LENGTHS[1])
     return math.ceil(length / 64) * 64 if rng.random() < 0.5 else length
 
 
@@ -265,11 +265,6 @@ SERVED_CHUNKS = (32, 64, 128, 256, 512)
 GPT_OSS = 64, 8
 
 
-def _served_length(rng: random.Random, low: int, high: int) -> int:
-    length = log_uniform(rng, low, high)
-    return math.ceil(length / 64) * 64 if length > 96 and rng.random() < 0.5 else length
-
-
 def _heads(rng: random.Random, models: tuple[tuple[int, int], ...]) -> Drawn:
     heads, kv_heads = rng.choice(models)
     cards = rng.choice([n for n in CARDS if kv_heads % n == 0])
@@ -297,7 +292,7 @@ def _packed(rng: random.Random) -> Drawn:
         shape = {"head_dim": 80, "mask": "full", "heads": 16, "kv_heads": 16}
         return shape | {"batch": batch, "seqlen_q": longest, "seqlen_k": longest} | {"varlen": f"{longest}:{longest}"}
     else:
-        longest = _served_length(rng, 128, 16384)
+        longest = _length(rng, 128, 16384)
         batch = log_uniform(rng, 1, min(128, 131072 / longest))
         shape = {"mask": "causal_lower_right", "head_dim": 128 if kind == "llm128" else 64}
         shape |= _heads(rng, LLM_128 if kind == "llm128" else LLM_64)
@@ -346,7 +341,7 @@ def _cached(rng: random.Random) -> Drawn:
 def _paged(rng: random.Random) -> Drawn:
     """Decoding, drafts and chunks of prompts over pages, gpt-oss among the models."""
     model = weighted(rng, {"llm128": 60, "llm64": 15, "gpt-oss": 13, "gpt-oss window": 12})
-    call = _call_over_cache(rng, _served_length(rng, 256, 32768), weighted(rng, PAGES))
+    call = _call_over_cache(rng, _length(rng, 256, 32768), weighted(rng, PAGES))
     if model == "llm128":
         return {"head_dim": 128} | _heads(rng, LLM_128) | call
     one = call | {"seqlen_q": 1, "mask": "full", "head_dim": 64}
@@ -361,7 +356,7 @@ def _eight_bits(rng: random.Random) -> Drawn:
     head, a few of each key. e4m3 stands for the other dtypes, whose numbers take as many instructions to convert."""
     form = weighted(rng, {"paged": 50, "cached": 20, "dense": 30})
     head_dim = weighted(rng, {128: 70, 64: 30})
-    batch, longest = log_uniform(rng, 1, 128), _served_length(rng, 256, 131072)
+    batch, longest = log_uniform(rng, 1, 128), _length(rng, 256, 131072)
     rows = 1 if form == "dense" or head_dim == 64 or rng.random() < 0.75 else rng.choice((2, 4, 8, 32))
     shape: Drawn = {"batch": batch, "seqlen_q": rows, "seqlen_k": longest, "head_dim": head_dim}
     shape |= {"mask": "full" if rows == 1 else "causal_lower_right", "kv": "e4m3"}
@@ -378,7 +373,7 @@ def _eight_bits(rng: random.Random) -> Drawn:
 def _eight_bit_chunks(rng: random.Random) -> Drawn:
     """Chunks of prompts over caches of 8 bits in pages, which hold the chunk's own keys too."""
     rows = rng.choice(SERVED_CHUNKS)
-    longest = _served_length(rng, rows, 32768)
+    longest = _length(rng, rows, 32768)
     shape: Drawn = {"batch": log_uniform(rng, 1, 16), "seqlen_q": rows, "seqlen_k": longest, "head_dim": 128}
     shape |= {"mask": "causal_lower_right", "kv": "e4m3", "page": weighted(rng, {16: 50, 64: 50})}
     return shape | _heads(rng, LLM_128) | {"seqused": _range(rng, longest, rows), "scales": rng.choice(("", "head"))}
@@ -389,8 +384,8 @@ def _mixed(rng: random.Random) -> Drawn:
     among the models."""
     step = weighted(rng, {"decode": 40, "draft": 10, "prompts": 30, "both": 20})
     count, prompts = log_uniform(rng, 1, 256), log_uniform(rng, 1, 12)
-    longest = _served_length(rng, 256, 16384)
-    most, chunk = rng.choice(LAYER_DRAFTS) if step == "draft" else 1, _served_length(rng, 64, 4096)
+    longest = _length(rng, 256, 16384)
+    most, chunk = rng.choice(LAYER_DRAFTS) if step == "draft" else 1, _length(rng, 64, 4096)
     queries = [] if step == "prompts" else [rng.randint(1, most) for _ in range(count)]
     if step in ("prompts", "both"):
         queries += [log_uniform(rng, max(1, chunk // 8), chunk) for _ in range(prompts)]
@@ -417,19 +412,19 @@ def _deepseek(rng: random.Random) -> Drawn:
 def _latent(rng: random.Random) -> Drawn:
     """DeepSeek V2, V3 and R1 and Kimi K2: prefill with heads of their own, decoding over the latent cache."""
     if rng.random() < 0.5:
-        keys = _served_length(rng, 64, 16384)
+        keys = _length(rng, 64, 16384)
         rows = keys if rng.random() < 0.75 else min(keys, rng.choice(SERVED_CHUNKS))
         lengths = {"seqlen_q": rows, "seqlen_k": keys, "mask": "causal_lower_right"}
         return _deepseek(rng) | lengths | {"batch": log_uniform(rng, 1, 16)}
     heads = rng.choice((128, 128, 64, 16, 16))
     shape = {"heads": heads, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shared_kv": True}
-    return shape | {"batch": log_uniform(rng, 1, 128), "seqlen_q": 1, "seqlen_k": _served_length(rng, 256, 65536)}
+    return shape | {"batch": log_uniform(rng, 1, 128), "seqlen_q": 1, "seqlen_k": _length(rng, 256, 65536)}
 
 
 def _latent_paged(rng: random.Random) -> Drawn:
     """The same decoding as a serving engine has it, the pages mostly those of FlashMLA."""
     heads = rng.choice((128, 128, 64, 16, 16))
-    longest = _served_length(rng, 256, 65536)
+    longest = _length(rng, 256, 65536)
     lengths = {"seqlen_q": 1, "seqlen_k": longest, "seqused": _range(rng, longest), "mask": "full"}
     shape = {"heads": heads, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shared_kv": True}
     return (
@@ -441,7 +436,7 @@ def _biased(rng: random.Random) -> Drawn:
     """Slopes of MPT, BLOOM, Baichuan and of Jina's encoder; biases of T5, Swin, BEiT and SAM."""
     kind = weighted(rng, {"alibi": 35, "jina": 12, "t5": 20, "swin": 20, "vit": 13})
     if kind == "alibi":
-        heads, keys = rng.choice((32, 32, 40, 112)) // rng.choice((1, 1, 2)), _served_length(rng, 128, 16384)
+        heads, keys = rng.choice((32, 32, 40, 112)) // rng.choice((1, 1, 2)), _length(rng, 128, 16384)
         rows = 1 if rng.random() < 0.35 else keys
         lengths = {"seqlen_q": rows, "seqlen_k": keys, "mask": "full" if rows == 1 else "causal_lower_right"}
         alibi = {"heads": heads, "kv_heads": heads, "head_dim": 128, "alibi": True}
@@ -453,7 +448,7 @@ def _biased(rng: random.Random) -> Drawn:
         return shape | {"batch": windows * log_uniform(rng, 1, 64), "seqlen_q": rows, "seqlen_k": rows}
     models = ENCODERS_64 if kind in ("vit", "jina") else ((12, 12), (8, 8), (16, 16), (32, 32), (64, 64))
     low, high = (32, 8192) if kind == "jina" else (16, 2048)
-    rows = rng.choice((196, 197, 577, 1025)) if kind == "vit" else _served_length(rng, low, high)
+    rows = rng.choice((196, 197, 577, 1025)) if kind == "vit" else _length(rng, low, high)
     field: Drawn = {"alibi": True} if kind == "jina" else {"bias": "hs" if rng.random() < 0.8 else "bhs"}
     shape = {"head_dim": 64, "seqlen_q": rows, "seqlen_k": rows, "batch": log_uniform(rng, 1, 64)}
     return shape | _heads(rng, models) | field
@@ -465,7 +460,7 @@ TURNED_HEAD_DIMS = {64: 30, 96: 5, 128: 50, 256: 15}
 
 def _fp8(rng: random.Random, dims: dict[int, int] = FP8_HEAD_DIMS) -> Drawn:
     """Long prefills and encoders, for which 8 bits of all three tensors are asked."""
-    length = _served_length(rng, 512, 32768)
+    length = _length(rng, 512, 32768)
     shape: Drawn = {"dtype": "e4m3", "scales": "head", "seqlen_q": length, "seqlen_k": length}
     shape |= {"mask": weighted(rng, {"full": 50, "causal_lower_right": 50}), "batch": log_uniform(rng, 1, 16)}
     dim = weighted(rng, dims)

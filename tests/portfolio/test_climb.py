@@ -1,7 +1,6 @@
 """Kernels near a portfolio's: each runs on the problem, and a climb by the cost model never ends higher."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,6 @@ from evoattn.portfolio.climb import (
     MOST_RIVAL,
     OTHER_FAMILY,
     STARTS,
-    ClimbCache,
     Costs,
     Scored,
     all_genes,
@@ -34,7 +32,7 @@ from evoattn.portfolio.climb import (
     penalised,
     rivals_of,
 )
-from evoattn.portfolio.pick import _kept, canonical, list_for, pick, portfolio_kernels, ranked
+from evoattn.portfolio.pick import canonical, list_for, pick, portfolio_kernels, ranked
 
 H100 = GPUS["h100"]
 MOST_ASKED = 300
@@ -161,13 +159,10 @@ def test_rivals_are_slow_for_other_reasons_than_the_pick() -> None:
 
 
 @pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
-def test_rivals_score_little_more_and_are_kept_with_the_pick(problem: AttentionProblem, tmp_path: Path) -> None:
-    about = canonical(problem)
-    found = pick(problem, H100, ClimbCache(tmp_path))
+def test_rivals_score_little_more(problem: AttentionProblem) -> None:
+    about, found = canonical(problem), pick(problem, H100)
     assert found and found.config not in found.rivals
     assert max(scores(about, found.rivals, H100), default=0) <= MOST_RIVAL * scores(about, [found.config], H100)[0]
-    _kept.cache_clear()
-    assert pick(problem, H100, ClimbCache(tmp_path)) == found, "by the file"
 
 
 def test_one_climb_is_made_however_many_kernels_there_are_to_begin_at() -> None:

@@ -48,15 +48,6 @@ def test_a_pick_is_the_same_whatever_came_before() -> None:
         assert pick(HEADS.with_(seqlen_k=keys), H100, grown) == pick(HEADS.with_(seqlen_k=keys), H100, ClimbCache())
 
 
-def test_the_next_process_asks_the_cost_model_nothing(tmp_path) -> None:
-    class Told(ClimbCache):
-        def add(self, key: Key, climbed: Climbed) -> None:
-            raise AssertionError("this was known")
-
-    token = HEADS.with_(seqlen_k=1333)
-    assert pick(token, H100, ClimbCache(tmp_path)) == pick(token, H100, Told(tmp_path))
-
-
 @pytest.mark.parametrize("token", [GROUPED, HEADS], ids=["grouped", "heads"])
 @pytest.mark.parametrize("keys", [600, 1300, 5000])
 def test_it_costs_little_more_than_the_end_of_a_climb_of_its_own(token: AttentionProblem, keys: int) -> None:
