@@ -120,8 +120,7 @@ def test_without_a_state_climbs_are_kept_in_memory(tmp_path: Path) -> None:
     def vanished() -> str:
         raise FileNotFoundError
 
-    for state_of in (str, vanished):
-        kept = ClimbCache(tmp_path / "op", state_of)
+    for kept in (ClimbCache(tmp_path / "op", str), ClimbCache(tmp_path / "op", vanished), ClimbCache()):
         kept.add(key(0), climbed(0))
         assert kept.path is None and kept.get(key(0)) == climbed(0) and kept.get(key(1)) is None
     assert not (tmp_path / "op").exists()
@@ -133,10 +132,3 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> N
     assert kept.get(key(0)) is None
     kept.add(key(0), climbed(0))
     assert kept.get(key(0)) == climbed(0)
-
-
-def test_memory_alone_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    kept = ClimbCache()
-    kept.add(key(0), climbed(0))
-    assert kept.path is None and kept.get(key(0)) == climbed(0) and not list(tmp_path.iterdir())
