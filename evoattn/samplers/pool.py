@@ -12,7 +12,7 @@ from evoattn.model.space import ConfigError, Parameter, SearchSpace, config_id
 Params = dict[str, Any]
 WhyInvalid = Callable[[str, Params], str | None]
 
-REPAIR_STEPS = 50
+REPAIR_STEPS = 100
 """Changes to an invalid or known config before it is given up."""
 REPAIR_NOISE = 0.2
 """Share of the changes made to any parameter instead of one at fault, as WalkSAT does to leave dead ends."""

@@ -1,6 +1,5 @@
 // consumer.cuh: a consumer warpgroup of backward_wgmma: its 64 keys, its part of dK, dV and dQ, and how it goes through
 // tiles of queries. Needs the constants of backward_wgmma.cu.j2.
-#include "device/ptx/bulk.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier.cuh"
@@ -38,7 +37,6 @@ struct Consumer : Products {
     } else {
       key_tile(to, 0);
     }
-    if (DQ_BY_BULK && !DQ_BY_WARP && lane == 0) tma_store_wait_read();  // shared memory must live until it is read
     if constexpr (PAIRED)
       __syncwarp(), cluster_sync();  // that of a block, until the other does not write there any more
   }
@@ -482,16 +480,11 @@ private:
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
     float *of_tile = dq_sums_gmem + tile * Sums::FLOATS, *share_sums = of_tile + share_of_dq(warpgroup, warp);
     float* sums = of_tile + (block.first_part() + warpgroup) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
-    if constexpr (DQ_BY_BULK) {
+    if constexpr (DQ_BY_WARP) {
       const int group = Smem::DQ + warpgroup * Smem::DQ_GROUP_BYTES, place = group + warp * Smem::DQ_WARP_BYTES;
       const int share_place = group + 4 * Smem::DQ_WARP_BYTES + warp * Smem::DQ_SHARE_BYTES;
-      if constexpr (DQ_BY_WARP) {
-        mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
-        dq_parity ^= 1;
-      } else {
-        if (lane == 0) tma_store_wait_read();
-        __syncwarp();  // the last sum has read this memory
-      }
+      mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
+      dq_parity ^= 1;
       auto copy = [&](const auto& x, int to, int count) {
 #pragma unroll
         for (int i = 0; i < count; i += 4)
@@ -501,12 +494,7 @@ private:
       if constexpr (DQ_SHARE > 0) copy(dq_share, share_place, DQ_SHARE / 2);
       fence_proxy_async();
       __syncwarp();  // all lanes have written
-      if constexpr (DQ_BY_WARP) release(Smem::DQ_FULL + 8 * warpgroup);
-      else if (lane == 0) {
-        bulk_add(sums, smem_address + place, Smem::DQ_WARP_BYTES);
-        if constexpr (DQ_SHARE > 0) bulk_add(share_sums, smem_address + share_place, Smem::DQ_SHARE_BYTES);
-        tma_store_commit();
-      }
+      release(Smem::DQ_FULL + 8 * warpgroup);
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {

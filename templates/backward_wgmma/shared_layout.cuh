@@ -22,8 +22,8 @@ struct Smem {
   static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                     // of 64 keys
   static constexpr int BIAS_TILE = OTHER_K + (PAIRED ? Tiles::bytes(BLOCK_N) / 2 : 0);  // [Q_STAGES][KEY_GROUPS]
   static constexpr int DQ = BIAS_TILE + Q_STAGES * KEY_GROUPS * BIAS_GROUP_BYTES;       // [WARPGROUPS][4 warps]
-  static constexpr int DQ_WARP_BYTES = DQ_BY_BULK ? 4 * Sums::WARP_FLOATS : 0;
-  static constexpr int DQ_SHARE_BYTES = DQ_BY_BULK ? 4 * 16 * DQ_SHARE : 0;  // of a warp, behind those of the warpgroup
+  static constexpr int DQ_WARP_BYTES = DQ_BY_WARP ? 4 * Sums::WARP_FLOATS : 0;
+  static constexpr int DQ_SHARE_BYTES = DQ_BY_WARP ? 4 * 16 * DQ_SHARE : 0;  // of a warp, behind those of the warpgroup
   static constexpr int DQ_GROUP_BYTES = 4 * (DQ_WARP_BYTES + DQ_SHARE_BYTES);
   static constexpr int LOG_SUMS = DQ + WARPGROUPS * DQ_GROUP_BYTES;  // [Q_STAGES][BLOCK_M]
   static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;   // [DO_STAGES][BLOCK_M]

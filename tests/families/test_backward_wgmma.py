@@ -23,7 +23,7 @@ BESIDE, CLAIMED, OWN_FIRST = {"DQ_SUM": "warp"}, {"SCHEDULE": "claimed"}, {"DQ_W
 FEW = replace(H100, sm_count=3)
 """Where blocks claim several tiles of keys each."""
 GENES = [
-    (ODD | {"QUERY_SPLIT": 3, "ROTATE": True, "DQ_SUM": "bulk"}, "softcap=20"),
+    (ODD | {"QUERY_SPLIT": 3, "ROTATE": True}, "softcap=20"),
     (SHARED | CLAIMED, "window=20:9 softcap=20 bias=hs grads=bias"),
     (
         BESIDE
@@ -288,7 +288,7 @@ def test_what_adds_in_any_order_is_not_deterministic():
     problem = parse_shape("B=2 H=4 S=1000 D=128 op=backward deterministic=1")
     ask = type(START)(START.family, START.params | {"DQ_SUM": "warp"})
     assert FAMILY.why_invalid(problem, ask, H100) is None and FAMILY.unordered(problem, ask) == ()
-    for gene in ({"DQ_SUM": "bulk"}, {"QUERY_SPLIT": 2, "ROTATE": True}):
+    for gene in ({"DQ_SUM": "registers"}, {"QUERY_SPLIT": 2, "ROTATE": True}):
         other = type(START)(START.family, ask.params | gene)
         assert f"{next(iter(gene))}" in (FAMILY.why_invalid(problem, other, H100) or "")
     by_registers = type(START)(START.family, START.params | {"DQ_SUM": "registers"})

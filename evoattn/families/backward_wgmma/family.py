@@ -149,7 +149,6 @@ class BackwardWgmma(Backward):
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
             "DQ_BY_DIMS": by_dims,
-            "DQ_BY_BULK": genes.DQ_SUM != "registers",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
@@ -442,7 +441,7 @@ def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str 
 
 def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
     """LAUNCHES=one where blocks have other than all queries of their keys, or no rows of dQ."""
-    if genes.DQ_SUM != "registers" or dq_share(problem, genes):
+    if genes.DQ_SUM == "warp" or dq_share(problem, genes):
         return "LAUNCHES=one needs dQ in registers, DQ_SUM=registers, and a part of it for each warpgroup (DQ_ROWS)."
     if genes.QUERY_SPLIT > 1 or genes.SCHEDULE != "single":
         return "LAUNCHES=one needs QUERY_SPLIT=1 and SCHEDULE=single: a block for all queries of a tile of keys."
@@ -469,7 +468,7 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
     if in_order and genes.BLOCK_ORDER == "sections":
         return f"BLOCK_ORDER={genes.BLOCK_ORDER} is of blocks that add in any order; deterministic=1 asks for others."
     if problem.deterministic and not in_order and key_blocks(problem, genes) > 1:
-        return f"DQ_SUM={genes.DQ_SUM} adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
+        return "DQ_SUM=registers adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
 
 

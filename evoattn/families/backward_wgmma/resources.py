@@ -48,9 +48,8 @@ class BackwardWgmmaGenes(Genes):
     DQ_ROWS: Literal["queries", "dims"] = gene(
         "the rows of dQ's product: 64 queries a warpgroup, or 64 dimensions of the transposed dQ"
     )
-    DQ_SUM: Literal["registers", "bulk", "warp"] = gene(
-        "dQ is added to the sums in memory from registers, or by bulk copies from shared memory, which the warps "
-        "that multiplied it ask for (bulk), or a warp of its own (warp)"
+    DQ_SUM: Literal["registers", "warp"] = gene(
+        "dQ is added to the sums in memory from registers, or from shared memory by bulk copies of a warp of its own"
     )
     BLOCK_ORDER: Literal["keys", "heads", "sections"] = gene(
         "neighbouring blocks take the keys of one head (keys), or the same keys of all heads (heads), or of some "
@@ -124,6 +123,12 @@ products wait in turn, and took 1.12 to 1.27 times as long as the best on an H10
 SHARE_REGISTERS = 8
 """Where warpgroups share dimensions of dQ that are left over. Nine configs of head_dims 160 and 192, compiled by ptxas
 13.0: two spill, and these alone do not fit with it."""
+MOVED_REGISTERS = 8
+"""Where one warpgroup alone has what the producer's gives up. Of 22 configs of 64 keys compiled by ptxas 13.0 products
+wait in turn (C7512) in the 12 that do not fit with it, and in no other."""
+ONE_STAGE_REGISTERS = 16
+"""Of dS in registers and in one stage, for dQ by dims, dV last. Of eight configs products wait in turn in the four that
+do not fit with it; one of them, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D=96`."""
 
 
 LEAST_COLUMNS = 8
@@ -230,14 +235,19 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     kept += LISTED_TERMS_REGISTERS * (bool(problem.blocks) and genes.TERMS_EARLY and genes.DS_PLACE == "shared")
     of_bias = "bias" in wanted and bool(problem.softcap or problem.own_score)
     kept += SLOPE_REGISTERS * problem.alibi + BIAS_GRADIENT_REGISTERS * of_bias
+    kept += MOVED_REGISTERS * (genes.PRODUCER == "warpgroup" and warpgroups(genes) == 1)
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
-        return kept + max(2 * scores + p, rounded + dq) + FIXED_REGISTERS[genes.ORDER]
-    if by_dims:
-        return kept + max(scores, dq) + FIXED_REGISTERS[genes.ORDER]
-    if by_products:
-        return kept + max(2 * scores, dq) + scores // 2 + FIXED_REGISTERS[genes.ORDER]
-    return kept + scores + max(scores, dq) + rounded + FIXED_REGISTERS[genes.ORDER]
+        alive = max(2 * scores + p, rounded + dq)
+        late = (genes.DQ_ROWS, genes.DS_PLACE, genes.DS_STAGES, genes.LAUNCHES) == ("dims", "registers", 1, "three")
+        kept += ONE_STAGE_REGISTERS * late
+    elif by_dims:
+        alive = max(scores, dq)
+    elif by_products:
+        alive = max(2 * scores, dq) + scores // 2
+    else:
+        alive = scores + max(scores, dq) + rounded
+    return kept + alive + FIXED_REGISTERS[genes.ORDER]
 
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -253,7 +263,7 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles += genes.BLOCK_N * rows // 2 * genes.PAIR
     tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     columns = dq_columns(problem, genes) + dq_share(problem, genes)
-    sums = 64 * columns * 4 * warpgroups(genes) if genes.DQ_SUM != "registers" else 0
+    sums = 64 * columns * 4 * warpgroups(genes) if genes.DQ_SUM == "warp" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
     barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
@@ -438,7 +448,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         + scores
         + probabilities
     )
-    shared += 2 * sums * (genes.DQ_SUM != "registers")
+    shared += 2 * sums * (genes.DQ_SUM == "warp")
     step = Step(
         tensor_flops=2.0 * pairs * (2 * width + 2 * value_width + columns),
         fp32=pairs * SCORE_OPERATIONS,
@@ -550,7 +560,6 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "p registers": genes.P_PLACE == "registers",
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",
-        "dq by bulk": genes.DQ_SUM == "bulk",
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "by products": genes.GROUP_SHARE == "products",
