@@ -126,9 +126,11 @@ SHARE_REGISTERS = 8
 MOVED_REGISTERS = 8
 """Where one warpgroup alone has what the producer's gives up. Of 22 configs of 64 keys compiled by ptxas 13.0 products
 wait in turn (C7512) in the 12 that do not fit with it, and in no other."""
-ONE_STAGE_REGISTERS = 16
-"""Of dS in registers and in one stage, for dQ by dims, dV last. Of eight configs products wait in turn in the four that
-do not fit with it; one of them, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D=96`."""
+LATE_REGISTERS = 16
+"""With dV last and PRODUCER=warpgroup, of dS in registers and in one stage for dQ by dims, and with one launch of terms
+that are read late. Of 24 configs products wait in turn in the 18 that do not fit with it, and in no other. One of the
+first, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D=96`; beside those of one launch early
+terms take 0.93 to 0.99 of the time (eight pairs)."""
 
 
 LEAST_COLUMNS = 8
@@ -239,8 +241,9 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     if genes.ORDER == "dv_last":
         p = scores // 2 * (genes.P_PLACE == "registers")
         alive = max(2 * scores + p, rounded + dq)
-        late = (genes.DQ_ROWS, genes.DS_PLACE, genes.DS_STAGES, genes.LAUNCHES) == ("dims", "registers", 1, "three")
-        kept += ONE_STAGE_REGISTERS * late
+        one_stage = (genes.DQ_ROWS, genes.DS_PLACE, genes.DS_STAGES) == ("dims", "registers", 1)
+        late = one_stage if genes.LAUNCHES == "three" else not genes.TERMS_EARLY
+        kept += LATE_REGISTERS * (late and genes.PRODUCER == "warpgroup")
     elif by_dims:
         alive = max(scores, dq)
     elif by_products:
@@ -560,6 +563,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "p registers": genes.P_PLACE == "registers",
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",
+        "dq by bulk": False,  # likewise, among sums that are gone
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "by products": genes.GROUP_SHARE == "products",
