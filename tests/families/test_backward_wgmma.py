@@ -37,7 +37,7 @@ GENES = [
         "mask=causal_lower_right lse=1 alibi=1 varlen=0:200",
     ),
 ]
-SINGLE = {"BLOCK_M": 128, "Q_STAGES": 1, "DO_STAGES": 1, "DS_STAGES": 1}
+SINGLE = {"BLOCK_M": 128, "Q_STAGES": 1, "DO_STAGES": 1, "DS_STAGES": 1, "TERMS_EARLY": True}
 ALONE = [
     ({}, "B=2 H=4 S=100 D=128 mask=causal lse=1", ()),
     (SINGLE, "B=2 H=2 S=77 D=64 mask=causal_lower_right", ()),
