@@ -129,36 +129,27 @@ def test_rows_have_the_same_bits_alone_and_among_others(name):
     assert compared(*kernels(name, gpu, whole, genes), whole) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_same_under_a_window(head_dim):
-    whole = causal(dtype="bf16", lse=True, window="70:0", head_dim=head_dim)
-    assert compared(*kernels("flash_wgmma", "h100", whole, (MANY, {**SPLIT, "KEY_SPLIT": 3})), whole) == []
+CLUSTER, AGAIN = {"PARTS_MERGE": "cluster"}, {"SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
+OTHERS = [
+    ("h100", {"window": "70:0"}, {}, {"KEY_SPLIT": 3}),
+    ("h100", {"window": "70:0", "head_dim": 128}, {}, {"KEY_SPLIT": 3}),
+    ("h100", {}, {}, {**CLUSTER, "KEY_SPLIT": 4}),
+    ("h100", {"head_dim": 128}, {"PART_TILES": 1}, {**CLUSTER, "KEY_SPLIT": 8, "PART_TILES": 1}),
+    ("h100", {"head_dim": 96}, {}, {**CLUSTER, "KEY_SPLIT": 3}),
+    # A tile of rows begins beside the end of another; the last has sums in global memory.
+    ("one SM", {}, {**AGAIN, "BLOCK_M": 64, "PING_PONG": False, "PRODUCER": "warp"}, {}),
+    ("one SM", {"head_dim": 96}, {**AGAIN, "BLOCK_M": 192, "STORE": "tensor_map"}, {}),
+    ("one SM", {"head_dim": 160}, {**AGAIN, "STORE": "tensor_map"}, {}),
+    ("one SM", {"head_dim": 256}, {"SCHEDULE": "claimed", "STAGES": 1, "STORE": "chunks"}, {}),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("head_dim", "own"),
-    [
-        (64, {"BLOCK_M": 64, "PING_PONG": False, "PRODUCER": "warp"}),
-        (96, {"BLOCK_M": 192, "STORE": "tensor_map"}),  # sums of parts in shared memory
-        (160, {"STORE": "tensor_map"}),
-        (256, {"STAGES": 1, "STORE": "chunks", "Q_IN_REGISTERS": False}),  # in global memory
-    ],
-)
+@pytest.mark.parametrize(("gpu", "fields", "many", "one"), OTHERS)
 @pytest.mark.sampled(2)
-def test_the_same_where_a_tile_of_rows_begins_beside_the_end_of_another(head_dim, own):
-    many = {**MANY, "Q_IN_REGISTERS": True, **own, "SCHEDULE": "claimed"}
-    whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
-    assert compared(*kernels("flash_wgmma", "one SM", whole, (many, SPLIT)), whole) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("head_dim", "blocks", "tiles"), [(64, 4, 2), (128, 8, 1), (96, 3, 2)])
-def test_the_same_where_each_part_has_a_block_of_a_cluster(head_dim, blocks, tiles):
-    one = {**SPLIT, "KEY_SPLIT": blocks, "PARTS_MERGE": "cluster", "PART_TILES": tiles}
-    whole = causal(dtype="bf16", lse=True, head_dim=head_dim)
-    assert compared(*kernels("flash_wgmma", "h100", whole, ({**MANY, "PART_TILES": tiles}, one)), whole) == []
+def test_the_same_by_other_kernels(gpu, fields, many, one):
+    whole = causal(dtype="bf16", lse=True, **fields)
+    assert compared(*kernels("flash_wgmma", gpu, whole, ({**MANY, **many}, {**SPLIT, **one})), whole) == []
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
