@@ -108,9 +108,11 @@ def choose(
     estimated: bool,
     others: Pickers | None = None,
     lookup: Callable[[str], Family] = registry.lookup,
+    races: bool = False,
 ) -> Choice | Refusal:
     """The picked kernel if it may run; where it cannot serve these strides, the first of the `others` that can.
     `estimated` allows kernels that were measured on no GPU of this kind. `lookup` finds a family by its name.
+    `races`: with the rivals that can serve the problem.
 
     A picker that fails (a damaged file) is passed over with a warning.
     """
@@ -124,6 +126,8 @@ def choose(
         family, name = lookup(picked.family), _name(picked)
         if not (invalid := family.why_impossible(problem, picked.config, gpu)):
             choice = Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}", picked.estimated)
+            if not races:
+                return choice
             rivals = (replace(choice, family=lookup(one.family), config=one) for one in picked.rivals)
             able = (one for one in rivals if not one.family.why_impossible(problem, one.config, gpu))
             return replace(choice, rivals=tuple(able))

@@ -379,7 +379,7 @@ class Runtime:
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
         races = self.races and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup)
+        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup, races)
         if isinstance(choice, Refusal):
             return choice
         apart = alone or (choice.estimated and self.estimated) or keeps_bits(problem)
