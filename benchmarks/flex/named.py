@@ -1,17 +1,15 @@
 """Variants by their names beside the same said as functions of FlexAttention's language, by our kernels, in one run.
 
-    python -m benchmarks.flex.named [--only WORD] [--json FILE]
+    python -m benchmarks.flex.named [--only WORD]
 
 Both sides of a problem are captured in CUDA graphs and replayed by turns (`benchmarks.flex`). What the two answers
 differ by is printed, too. A band and a soft cap alone run as the name: there the two are the same kernel.
 """
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -78,9 +76,8 @@ def main() -> None:
     """Measure, print, and with `--json` write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="variants whose line has this word")
-    parser.add_argument("--json", type=Path)
     words = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    ratios: list[float] = []
     print("| variant | shape | named µs | function µs | function over name | apart |\n|" + "---|" * 6)
     for batch, heads, queries, keys, dim in SHAPES:
         tensors = [torch.randn(batch, heads, n, dim, device="cuda").bfloat16() for n in (queries, keys, keys)]
@@ -93,18 +90,14 @@ def main() -> None:
             except Exception as error:  # the others are measured all the same
                 print(f"| {name} | {shape} | {str(error).splitlines()[0][:120]} |")
                 continue
-            ratio = us["function"] / us["evoattn"]
-            rows.append({"variant": name, "shape": shape, "us": us, "ratio": ratio, "apart": apart})
+            ratios.append(us["function"] / us["evoattn"])
             times = f"{us['evoattn']:.1f} | {us['function']:.1f}"
-            print(f"| {name} | {shape} | {times} | {ratio:.3f} | {apart:.0e} |", flush=True)
+            print(f"| {name} | {shape} | {times} | {ratios[-1]:.3f} | {apart:.0e} |", flush=True)
             torch.cuda.empty_cache()
-    ratios = [row["ratio"] for row in rows]
     if ratios:
         within = sum(ratio <= 1.03 for ratio in ratios)
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
         print(f"\nGeometric mean {mean:.3f}; within 3 % at {within} of {len(ratios)}; most {max(ratios):.3f}")
-    if words.json:
-        words.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
