@@ -12,7 +12,7 @@ from evoattn.families.variants import members, table_given
 from evoattn.model.gpu import MAX_GRID_YZ
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.paths import TEMPLATES
-from evoattn.model.score import Table, Tree
+from evoattn.model.score import Table, Tree, loads_pairs
 from evoattn.model.score_cuda import in_cuda
 from evoattn.model.score_ranges import lines_of
 
@@ -69,6 +69,7 @@ def source(shown: Tree, tables: Sequence[Table]) -> str:
             '#include "device/score.cuh"',
             '#include "device/score_range.cuh"',
             "struct Seen {",
+            f"  static constexpr bool PAIRED = {'true' if loads_pairs(shown) else 'false'};  // a table of pairs",
             *members(fields),
             "  __device__ __forceinline__ bool shows(int b, int h, int q, int k) const {",
             f"    return {in_cuda(shown, False)};",

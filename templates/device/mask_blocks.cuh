@@ -1,7 +1,8 @@
 // mask_blocks.cuh: the lists of a `BlockMask` of FlexAttention out of a predicate, in two launches: what each block of
 // rows and keys is, then the numbers of the PARTIAL and of the FULL ones, by rows and by keys. A source that includes
-// it has a class `Seen` with `shows(batch, head, query, key)` and `range` of it for ranges of these, the same of all
-// lanes of a warp or not, the macros SEEN_PARAMETERS and SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
+// it has a class `Seen` with `shows(batch, head, query, key)`, `range` of it for ranges of these, the same of all lanes
+// of a warp or not, `PAIRED` (neighbouring keys read neighbouring elements of a table), the macros SEEN_PARAMETERS and
+// SEEN_ARGUMENTS, and FIND_BLOCK_STATES_KERNEL behind all.
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"
 #include "device/score_range.cuh"
@@ -37,22 +38,26 @@ __device__ __forceinline__ void find_states(const Seen& seen, uint8_t* states, i
     is_known |= any && !all;  // a key that all rows see, and one that none sees
   }
   if (!is_known) {
+    // A lane for each row, of which all is read once; of a table of pairs for each key, as neighbours lie together.
+    const int outer = Seen::PAIRED ? keys : rows, inner = Seen::PAIRED ? rows : keys;
     any = false, all = true;
-    for (int from = 0; from < keys && (all || !any); from += 32) {
-      const int key = first_key + from + lane;
-      for (int begin = 0; begin < rows && (all || !any); begin += 32) {
-        const int to = min(32, rows - begin);
+    for (int begin = 0; begin < outer && (all || !any); begin += 32) {
+      const int place = begin + lane;
+      for (int from = 0; from < inner && (all || !any); from += 32) {
+        const int to = min(32, inner - from), top = first_row + (Seen::PAIRED ? from : begin),
+                  left = first_key + (Seen::PAIRED ? begin : from);
         const Range part =
-            seen.template range<true>({batch, batch}, {head, head}, {first_row + begin, first_row + begin + to - 1},
-                                      {first_key + from, first_key + min(from + 31, keys - 1)}, lane);
+            seen.template range<true>({batch, batch}, {head, head}, {top, min(top + 31, first_row + rows - 1)},
+                                      {left, min(left + 31, first_key + keys - 1)}, lane);
         if (part.is_one()) {
           any |= part.high != 0, all &= part.low != 0;
           continue;
         }
         bool some = false, each = true;
 #pragma unroll 8
-        for (int i = 0; i < to && from + lane < keys; ++i) {
-          const bool shown = seen.shows(batch, head, first_row + begin + i, key);
+        for (int i = 0; i < to && place < outer; ++i) {
+          const bool shown = Seen::PAIRED ? seen.shows(batch, head, top + i, left + lane)
+                                          : seen.shows(batch, head, top + lane, left + i);
           some |= shown, each &= shown;
         }
         any |= __any_sync(ALL_LANES, some) != 0, all &= __all_sync(ALL_LANES, each) != 0;
