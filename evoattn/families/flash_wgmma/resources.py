@@ -117,6 +117,10 @@ configs of head_dim 112 (30) and 184 to 256 (60) spilled, of some 800 that were 
 WIDE_MERGE_REGISTERS = 60
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
+LAZY_ROWS_REGISTERS = 4
+"""Of batch_invariant problems, whose raised rows have other code, in place of those of the columns, under a causal mask
+and where a loop over tiles stores rows: of 39 configs with less than that left 13 spilled, of others up to 96 bytes
+where both is so."""
 TWO_HEADS_REGISTERS = 12
 """Of GROUP_ROWS with slopes, a bias or an expression, which a thread's two rows may have of two heads: of 16 configs
 with up to 12 to spare two spilled, with 0 and with 8."""
@@ -182,7 +186,10 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
     if genes.SCHEDULE != "single":
         others += _persistent_registers(problem.head_dim_v, genes.STORE == "rows")
-    if genes.RESCALE == "lazy_after":
+    if genes.RESCALE == "lazy_after" and problem.batch_invariant:
+        by_rows = is_persistent(genes) and genes.STORE == "rows"
+        others += LAZY_AFTER_REGISTERS + LAZY_ROWS_REGISTERS * (problem.causal or by_rows)
+    elif genes.RESCALE == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     if genes.GROUP_ROWS and (problem.alibi or problem.bias or problem.score):
         others += TWO_HEADS_REGISTERS
