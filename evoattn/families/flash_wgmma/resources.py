@@ -119,8 +119,7 @@ LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
 LAZY_ROWS_REGISTERS = 4
 """Of batch_invariant problems, whose raised rows have other code, in place of those of the columns, under a causal mask
-and where a loop over tiles stores rows: of 39 configs with less than that left 13 spilled, of others up to 96 bytes
-where both is so."""
+and where a loop over tiles stores rows: of 27 configs with less left 19 spilled, of 22 others two, 4 bytes each."""
 TWO_HEADS_REGISTERS = 12
 """Of GROUP_ROWS with slopes, a bias or an expression, which a thread's two rows may have of two heads: of 16 configs
 with up to 12 to spare two spilled, with 0 and with 8."""
