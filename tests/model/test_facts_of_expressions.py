@@ -64,6 +64,8 @@ PREDICATES = [
         "(n[q]==n[k])|(q>=k)",
         "(k<9)&(n[q*k]>0)",
         "(k/2<q)&(n[k]<q)",
+        *("abs(k-q+2)<4", "(q>=k)&(q-k<9)", "(k<=q+1)&(k<q+5)&(q-k<=3)&(q-k<7)", "(q-k<=3)&(k<=q+1)", "k-q>2", "q-k>2"),
+        *("q+1>k", "abs(2*q-k)<3", "abs(q-1)<2", "abs(q+k)<5", "(q>=k)|(k<3)", "k+k<=q", "(q>=k)&(k<3)"),
         "(whole(q+1)<k)&(n[whole(q//2)]>0)",
     ),
 ]
@@ -120,7 +122,7 @@ def facts() -> Iterator[tuple[str, Any]]:
         parsed = (score.parse_score, traced.score), (score.parse_predicate, traced.predicate)
         trees = [_of(parse(text, tables, True).tree) for parse, text in parsed if text]
         yield f"said by {name}", [flex._said_of(traced, tables), tables, *trees]
-    places = product((None, -3, 0, 4), (None, 0, 4, 9), (5, 9), (9, 13))
+    places = product((None, -3, -1, 0, 1, 4), (None, -1, 0, 1, 4, 9), (5, 8, 9), (8, 9, 13))
     yield "masks", [answer(score_lines.masking_of, (low, high), q, k) for low, high, q, k in places]
     tables = TABLES, "t:fp32", "t:fp99:3", "t:fp32:0", "t:fp32:3+t:fp32:4", "s:fp32:3"
     yield "tables", [answer(score.parse_tables, text) for text in tables]

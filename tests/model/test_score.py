@@ -12,7 +12,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import OPERATORS, SCORE, cost, derivative, evaluate, parse_predicate, parse_score, text_of
 from evoattn.model.score_cuda import in_cuda
-from evoattn.model.score_lines import band_of, is_finite, masking_of, softcap_of
+from evoattn.model.score_lines import is_finite
 from evoattn.model.shape_text import parse_shape
 
 TABLES = "table:fp32:4x9+gate:bf16:4+doc:int32:2x8"
@@ -252,50 +252,7 @@ def test_random_texts_raise_nothing_else():
             assert str(error)
 
 
-@pytest.mark.parametrize(
-    ("bounds", "lengths", "masking"),
-    [
-        ((None, None), (8, 8), ("full", None)),
-        ((None, 0), (8, 9), ("causal_upper_left", None)),
-        ((None, 1), (8, 9), ("causal_lower_right", None)),
-        ((None, 3), (8, 8), ("full", (-1, 3))),
-        ((-2, None), (8, 9), ("full", (3, -1))),
-        ((-2, 0), (8, 8), ("causal_upper_left", (2, 0))),
-        ((0, 0), (8, 8), ("causal_upper_left", (0, 0))),
-        ((-1, 1), (8, 9), ("causal_lower_right", (2, 0))),
-        ((-1, 2), (8, 9), ("full", (2, 1))),
-        ((1, 0), (8, 8), None),
-        ((2, None), (8, 8), None),
-        ((None, -1), (8, 8), None),
-    ],
-)
-def test_which_mask_and_window_bounds_are(bounds, lengths, masking):
-    assert masking_of(bounds, *lengths) == masking
-
-
-@pytest.mark.parametrize(
-    ("text", "bounds"),
-    {
-        "abs(q-k)<=3": (-3, 3),
-        "abs(k-q+2)<4": (-5, 1),
-        "(q>=k)&(q-k<9)": (-8, 0),
-        "(k<=q+1)&(k<q+5)&(q-k<=3)&(q-k<7)": (-3, 1),
-        "(q-k<=3)&(k<=q+1)": (-3, 1),
-        "k-q>2": (3, None),
-        "q-k>2": (None, -3),
-        "q+1>k": (None, 0),
-        **dict.fromkeys(("abs(2*q-k)<3", "abs(q-1)<2", "abs(q+k)<5", "(q>=k)|(k<3)", "k+k<=q", "(q>=k)&(k<3)")),
-    }.items(),
-)
-def test_which_predicates_are_bands(text, bounds):
-    assert repr(band_of(parse_predicate(text).tree)) == repr(bounds)  # whole numbers
-
-
 EXTREMES = {SCORE: (-1e20, 0.0, 1e20), "b": (0, 7), "h": (0, 127), "q": (0, (1 << 31) - 1), "k": (0, (1 << 31) - 1)}
-
-
-def test_a_cap_below_0_is_none():
-    assert softcap_of(parse_score("-0.5*tanh(s/-0.5)").tree) == 0
 
 
 @pytest.mark.parametrize(
