@@ -186,7 +186,11 @@ FORMS: dict[str, tuple[Any, ...]] = {
     ),
     "packed pages": (
         *((5, 4, 16), (5, 4, 2, 16)),
-        {"block_table": torch.tensor([[3, 1], [0, 4]]), "cu_seqlens_q": torch.tensor([0, 2, 5]), "max_seqlen_q": 9},
+        {
+            "block_table": torch.tensor([[3, 1, 2], [0, 4, 1]]),
+            "cu_seqlens_q": torch.tensor([0, 2, 5]),
+            "max_seqlen_q": 9,
+        },
     ),
 }
 """Shapes of query and of keys, and what says which rows are whose."""
