@@ -1,18 +1,14 @@
 """split_kv: what `why_invalid` promises, splits, launches and shared memory."""
 
-import random
-
 import pytest
 
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.split_kv.resources import SplitKvGenes, split_of
-from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
 from tests.families.made import configs
 from tests.families.on_interpreter import built
@@ -31,16 +27,6 @@ def problem(seqlen_q=1, seqlen_k=1024, head_dim=64, heads=8, kv_heads=2, batch=1
 
 
 config = configs("split_kv", L4, BASE)
-
-
-def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:
-    """Draws of valid configs."""
-    return ConfigPool(
-        {"split_kv": space},
-        lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), gpu),
-        random.Random(seed),
-    )
-
 
 REFUSED = [
     ({"BLOCK_M": 4}, "BLOCK_M=4"),
