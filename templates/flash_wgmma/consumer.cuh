@@ -10,15 +10,16 @@
 #include "flash_wgmma/scores_again.cuh"
 #include "device/softmax/wgmma_scores.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
-#include "flash_wgmma/output_sums.cuh"
 
 struct RangeOfRows : Operands::Range {
   static constexpr bool MAY_LACK_ROWS = FEW_ROWS;
 };
 
-struct Consumer : OutputSums {
+// `Sums`: `OutputSums`, or what hands P over to warpgroups that have other columns of O.
+struct Consumer : Sums {
   Rows& q;
   float (&s)[BLOCK_N / 2];
+  float (&next)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
@@ -37,9 +38,10 @@ struct Consumer : OutputSums {
 
   __device__ __forceinline__ Consumer(Rows& q, Fragments& f, TileScheduler& work, const Output& output,
                                       float softmax_scale_log2)
-      : OutputSums(f, work, output),
+      : Sums(f, work, output),
         q(q),
         s(f.s),
+        next(f.next),
         p(f.p),
         state(f.state),
         head_terms(f.head_terms),
@@ -69,7 +71,7 @@ struct Consumer : OutputSums {
   }
 
 private:
-  __device__ __forceinline__ void multiply_qk(int stage) {  // S = Q Kᵀ
+  __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], int stage) {  // S = Q Kᵀ
     wgmma_fence();
     const uint64_t k_stage = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * stage;
     wgmma_qk(s, q, [&](int step) { return k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)); }, false);
@@ -169,7 +171,8 @@ private:
            (key_tile + KEY_STEP) * BLOCK_N > work.mask.last_key(work.rows.query(first_row(work.tile)));
   }
   __device__ __forceinline__ void start_pv() {
-    mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
+    if constexpr (!HAS_COLUMNS) return;
+    if constexpr (!Operands::VALUES_IN_KEYS) mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
   // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
@@ -182,16 +185,17 @@ private:
     if constexpr (VALUE_SUMS == 1) multiply_pv<PART>(before.stage);
     if constexpr (PART + 1 < VALUE_PARTS) rest_of_parts<PART + 1>();
   }
-  __device__ __forceinline__ void finish_pv() {
+  template <bool NEWER = false> __device__ __forceinline__ void finish_pv() {
+    if constexpr (!HAS_COLUMNS) return;
     if constexpr (VALUE_PARTS > 1) rest_of_parts<1>();
-    wgmma_wait<0>();  // O is there, and P may be overwritten
+    wgmma_wait<NEWER>();  // O is there, and P may be overwritten
     pin_registers(sum_of<VALUE_PARTS - 1>());
     release(barrier(Smem::V_EMPTY, before.stage));
     if constexpr (TWO_LEVELS) add_up();
   }
   __device__ __forceinline__ void start_qk() {
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
-    multiply_qk(ring.stage);
+    multiply_qk(s, ring.stage);
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
@@ -202,7 +206,7 @@ private:
     wgmma_wait<NEWER>();  // S is there
     pin_registers(s);
     if constexpr (!OVERLAP) pass_turn();
-    if constexpr (!looks_back(RESCALE)) release(barrier(Smem::K_EMPTY, ring.stage));
+    if constexpr (!looks_back(RESCALE) && !Operands::VALUES_IN_KEYS) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
     // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
     // copy's writes.
@@ -217,15 +221,46 @@ private:
   // Q Kᵀ of a tile of keys, then its softmax, with OVERLAP during P V of the one before, else followed by its own P V.
   template <bool FIRST, bool MASKED, bool BESIDE = OVERLAP && !FIRST> __device__ __forceinline__ void step() {
     if constexpr (BESIDE || !OVERLAP) wait_for_turn();
+    if constexpr (BESIDE && Operands::VALUES_IN_KEYS) start_pv();
     start_qk();
-    if constexpr (BESIDE) start_pv(), pass_turn();
-    const bool rescale = finish_qk<FIRST, MASKED, BESIDE>();
-    if constexpr (BESIDE) finish_pv();
-    Operands::pack(p, s);
+    // With V in K's tiles their place is free before the softmax.
+    if constexpr (BESIDE && Operands::VALUES_IN_KEYS) hand_over(), finish_pv<true>();
+    else if constexpr (BESIDE) start_pv(), pass_turn();
+    const bool rescale = finish_qk<FIRST, MASKED, BESIDE && !Operands::VALUES_IN_KEYS>();
+    if constexpr (BESIDE && !Operands::VALUES_IN_KEYS) finish_pv();
+    round_probabilities<FIRST>(p, s, rescale);
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
+  }
+  // SCORES_AHEAD: Q Kᵀ of the next tile of keys beside the softmax of this one, then its P V. For the last tile,
+  // `first`, its own once more, for nothing: ptxas would wait at a branch around a product.
+  template <bool FIRST> __device__ __forceinline__ void step_ahead(int first) {
+    Ring behind = ring;
+    if (key_tile > first) behind.advance(), mbarrier_wait(barrier(Smem::K_FULL, behind.stage), behind.parity);
+    multiply_qk(next, behind.stage);
+    const bool rescale = softmax<FIRST, false>(ring.stage);
+    --key_tile;
+    round_probabilities<FIRST>(p, s, rescale);
+    if (!FIRST && rescale) rescale_output();
+    before = ring;
+    ring.advance();
+    pin_registers(o);  // rescaled before the product's fence
+    start_pv();
+    finish_pv();
+    pin_registers(next);
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = next[i];
+  }
+  __device__ __forceinline__ void keys_ahead() {
+    const int first = work.first_key_tile();
+    start_qk();
+    wgmma_wait<0>();
+    pin_registers(s);
+    step_ahead<true>(first);
+#pragma unroll 1
+    while (key_tile >= first) step_ahead<false>(first);
   }
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   __device__ __forceinline__ bool take_tile(int round) {
@@ -298,9 +333,9 @@ private:
       while (key_tile >= work.range.first()) step<false, Terms::MAY_HIDE>();
       return;
     }
-    const int first = SHARES_SEQUENCES ? work.range.first()
-                      : Mask::WINDOW   ? work.first_key_tile(work.tile.row_block)
-                                       : 0;
+    const int first = SHARES_SEQUENCES || ONE_QUERY ? work.range.first()
+                      : Mask::WINDOW                ? work.first_key_tile(work.tile.row_block)
+                                                    : 0;
     if constexpr (IN_PARTS) {
 #pragma unroll 1
       for (;;) {
@@ -428,12 +463,12 @@ private:
       }
       begin_rows();
       clear_output();
-      step<true, false>();
-      rest_of_keys();
+      if constexpr (SCORES_AHEAD) keys_ahead();
+      else step<true, false>(), rest_of_keys();
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();
-        if constexpr (INVERSE_BESIDE) make_inverse(state, work.tile, lane_row(work.tile));
+        end_sums(state);
         finish_pv();
       }
       complete_output(state);

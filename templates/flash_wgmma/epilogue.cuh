@@ -43,7 +43,7 @@ struct Epilogue : Block, Output {
     const int results = IN_PARTS ? max(KEY_SPLIT, KeyParts::of(work.key_tiles - 1) + 1) : KEY_SPLIT;
     return results_gmem + (index * results * WARPGROUPS + warpgroup) * (Partial::PIECES * 128);
   }
-  __device__ __forceinline__ void leave_part(int part, const RowState& state, const float (&o)[VALUE_DIM / 2]) const {
+  __device__ __forceinline__ void leave_part(int part, const RowState& state, const float (&o)[OUT_DIM / 2]) const {
     if (first_row(work.tile) + thread / 32 * 16 < work.rows.count)
       Partial::leave(rows_results() + int64_t(part) * WARPGROUPS * (Partial::PIECES * 128), o, state, thread);
   }
@@ -92,7 +92,7 @@ struct Epilogue : Block, Output {
   // of all others the first.
   __device__ __forceinline__ void merge_sharers(const Tile& of, const Sequence& of_sequence, int sharers,
                                                 int first_block, const RowState& of_rows,
-                                                const float (&o)[VALUE_DIM / 2]) {
+                                                const float (&o)[OUT_DIM / 2]) {
     constexpr int RESULT = Partial::PIECES * 128, AT_ONCE = 4, RESULTS_AT_ONCE = 4;
     constexpr int GROUPS = (COLUMN_TILES + AT_ONCE - 1) / AT_ONCE;
     const int rows = (of_sequence.queries << work.rows.row_bits()) - first_row(of), own_warp = thread / 32;
@@ -146,7 +146,7 @@ struct Epilogue : Block, Output {
   }
   // O of a tile of rows, to global memory.
   __device__ __forceinline__ void finish_rows(const Tile& of, const Sequence& of_sequence, KeyRange of_keys,
-                                              RowState& of_rows, float (&o)[VALUE_DIM / 2]) {
+                                              RowState& of_rows, float (&o)[OUT_DIM / 2]) {
     // BALANCED has more branches than registers to keep addresses of the end through the loop over keys: they are made
     // here.
     const int end_thread = SCHEDULE == Schedule::BALANCED ? thread_read_again() : thread;
@@ -161,7 +161,7 @@ struct Epilogue : Block, Output {
       if constexpr (Scales::BY_BLOCK) {  // blocks have their own units
         const float unit = running.take_unit();
 #pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] *= unit;
+        for (int i = 0; i < OUT_DIM / 2; ++i) o[i] *= unit;
       }
       if (of_keys.gives()) {
         const int giver = (blockIdx.y * gridDim.x + blockIdx.x) * WARPGROUPS + warpgroup;
@@ -194,7 +194,7 @@ struct Epilogue : Block, Output {
         }
         const uint32_t chunk_smem = o_smem + chunk % 2 * Smem::O_CHUNK_BYTES;
         output_to_shared<Element>(o, inverse, chunk_smem, end_thread / 32, end_lane, 8 * chunk,
-                                  min(8 * chunk + 8, VALUE_DIM / 8));
+                                  min(8 * chunk + 8, OUT_DIM / 8));
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
@@ -223,7 +223,7 @@ struct Epilogue : Block, Output {
       } else {
         __syncwarp();  // all rows of the warp are written
         if constexpr (GROUP_ROWS) {
-          rows_to_places<VALUE_DIM>(
+          rows_to_places<OUT_DIM>(
               smem + (o_smem - smem_address),
               [&](int row) {
                 const int64_t first = VARLEN ? of_sequence.first_query * o_row_stride : of.batch * o_batch_stride;
@@ -239,8 +239,8 @@ struct Epilogue : Block, Output {
           Element* head_gmem = VARLEN ? o_gmem + of.head * o_head_stride + of_sequence.first_query * o_row_stride
                                       : o_gmem + of.batch * o_batch_stride + of.head * o_head_stride;
           const int queries = VARLEN ? of_sequence.queries : work.seqlen_q;
-          rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), head_gmem + warp_row * o_row_stride, o_row_stride,
-                                    queries - warp_row, end_thread / 32, end_lane);
+          rows_to_global<OUT_DIM>(smem + (o_smem - smem_address), head_gmem + warp_row * o_row_stride, o_row_stride,
+                                  queries - warp_row, end_thread / 32, end_lane);
         }
       }
     }
@@ -253,7 +253,7 @@ struct Epilogue : Block, Output {
     if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, work.tile, work.sequence, row, lane);
   }
   // IN_PARTS, a cluster: each block has one part, and adds up every CLUSTER-th 8 columns of all.
-  __device__ __forceinline__ void merge_columns(const RowState& state, const float (&o)[VALUE_DIM / 2]) {
+  __device__ __forceinline__ void merge_columns(const RowState& state, const float (&o)[OUT_DIM / 2]) {
     const int slots = Smem::PARTIALS + warpgroup * SLOT_PIECES * 128 * 16;
     Partial::scatter<CLUSTER, OWN_TILES>(smem_address + slots + work.split * Smem::SLOT_BYTES,
                                          barrier(Smem::PARTIALS_FULL, 0), o, state, thread);
@@ -271,7 +271,7 @@ struct Epilogue : Block, Output {
   // IN_MEMORY: each block leaves its result, and each of the first SHARERS owns a part of the columns, whose sum it
   // makes unless it has left (`sum_parts.cuh`). A word for each part: [tiles, WARPGROUPS, SHARERS]. `result`: which of
   // its tile's; IN_PARTS the last that this block leaves.
-  __device__ __forceinline__ void merge_rows(const RowState& state, const float (&o)[VALUE_DIM / 2], int result) {
+  __device__ __forceinline__ void merge_rows(const RowState& state, const float (&o)[OUT_DIM / 2], int result) {
     constexpr int SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
     static_assert(SHARERS <= 32, "a lane for each part");
     constexpr int RESULT = Partial::PIECES * 128;

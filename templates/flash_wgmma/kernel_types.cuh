@@ -7,8 +7,8 @@
 #include "flash_wgmma/key_split.cuh"
 #include "flash_wgmma/shared_layout.cuh"
 
-using Mask = KeyMask<CAUSAL, CAUSAL_LOWER_RIGHT, WINDOW>;
-using AllKeys = KeyMask<false, false>;  // of FULL blocks in a list
+using Mask = KeyMask<CAUSAL && !ONE_QUERY, CAUSAL_LOWER_RIGHT, WINDOW>;  // ONE_QUERY: keys end with those it sees
+using AllKeys = KeyMask<false, false>;                                   // of FULL blocks in a list
 using Terms = ScoreTerms<Element, WINDOW, SOFTCAP, ALIBI, BIAS, SINK, OwnScore>;
 static_assert(!VARLEN || !GROUP_ROWS || STORE == Store::ROWS, "rows past a sequence are another's");
 static_assert(!SEQUSED || SCHEDULE != Schedule::BALANCED, "sequences of one length, or packed ones");
@@ -35,12 +35,13 @@ constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts
 constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
 constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide
 constexpr int WARPGROUPS = BLOCK_M / 64;            // consumers
-constexpr int THREADS = 128 * WARPGROUPS + 32 * PRODUCER_WARPS;
+constexpr int THREADS = 128 * (WARPGROUPS + Operands::HELPERS) + 32 * PRODUCER_WARPS;
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
 constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;       // of P V
 constexpr bool TWO_LEVELS = FLUSH_TILES > 0;                   // O is added up in fp32, of sums that tensor cores make
 constexpr bool SUMMED_BY_PRODUCT = Operands::SUM_COLUMNS > 0;  // P V has the sums of P too
-constexpr int SUMS = (VALUE_DIM / VALUE_PARTS + Operands::SUM_COLUMNS) / 2;  // accumulators of P V
+constexpr int OUT_DIM = VALUE_DIM / Operands::COLUMN_SHARERS;  // columns of O of a warpgroup
+constexpr int SUMS = (OUT_DIM / VALUE_PARTS + Operands::SUM_COLUMNS) / 2;  // accumulators of P V
 static_assert(FLUSH_TILES <= 1 || SUM_IN_SHARED, "O in registers takes what comes after every tile");
 static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !SUM_IN_SHARED && !SUMMED_BY_PRODUCT),
               "parts are added to O in registers");
@@ -53,14 +54,14 @@ using QueryTiles = TensorTile<Operands::QUERY_COLUMNS>;  // of Q as it comes
 using ValueTiles = typename Operands::LoadedTiles;       // of V
 using OutputTiles = TensorTile<VALUE_DIM>;               // of O
 using Ring = RingPosition<STAGES>;
-using Partial = PartialOutput<VALUE_DIM / 2>;
+using Partial = PartialOutput<OUT_DIM / 2>;
 constexpr bool IN_MEMORY = KEY_SPLIT > CLUSTER;  // blocks that share rows merge their results in global memory
 // Places for O beside Q, where the next Q takes Q's.
 constexpr bool O_IN_SHARED = SUM_IN_SHARED || (KEEPS && !PARTS_IN_GLOBAL);  // some O in fp32, then O in its place
 constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS ? 2 : OutputTiles::CHUNKS;
 // A cluster: results that a block takes, and pieces of each for each warpgroup. Of parts of the keys every block adds
 // up some columns of all; else the first block those of the others.
-constexpr int COLUMN_TILES = VALUE_DIM / 8, SLOTS = CLUSTER == 1 ? 0 : IN_PARTS ? CLUSTER : CLUSTER - 1;
+constexpr int COLUMN_TILES = OUT_DIM / 8, SLOTS = CLUSTER == 1 ? 0 : IN_PARTS ? CLUSTER : CLUSTER - 1;
 constexpr int OWN_TILES = (COLUMN_TILES + CLUSTER - 1) / CLUSTER,
               SLOT_PIECES = IN_PARTS ? 1 + OWN_TILES : Partial::PIECES;
 using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, SLOTS, SLOT_PIECES,

@@ -14,8 +14,10 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
   static constexpr int SUM_COLUMNS = 0;                                      // of P, beside those of V
-  static constexpr int TRANSPOSERS = 0;  // warps that turn V round: it is multiplied as it lies
-  using Range = WholeRange;              // of P
+  static constexpr int TRANSPOSERS = 0;          // warps that turn V round: it is multiplied as it lies
+  static constexpr bool VALUES_IN_KEYS = false;  // V has tiles of its own
+  static constexpr int HELPERS = 0, COLUMN_SHARERS = 1, HANDED_BYTES = 0;  // see latent_wgmma/operands.cuh
+  using Range = WholeRange;                                                // of P
 
   // V is a B operand whose chunks run along its columns.
   static __device__ __forceinline__ uint64_t value_descriptor(uint32_t tile_smem) {

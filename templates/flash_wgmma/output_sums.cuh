@@ -11,7 +11,8 @@
 struct Fragments {
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
-  float o[VALUE_DIM / 2];
+  float next[BLOCK_N / 2];   // SCORES_AHEAD: scores of the tile behind it
+  float o[OUT_DIM / 2];
   float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
   float factor[2];                // by which the last softmax wants O rescaled
   float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
@@ -32,7 +33,8 @@ __device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: 
 }
 
 struct OutputSums : Epilogue {
-  float (&o)[VALUE_DIM / 2];
+  static constexpr bool HAS_COLUMNS = true;  // some of O are this warpgroup's
+  float (&o)[OUT_DIM / 2];
   float (&sum)[SUMS];                // that tensor cores add P V to
   float (&added)[VALUE_SUMS][SUMS];  // of parts of the columns of V: the first is `sum`
   float (&factor)[2], (&o_factor)[2], (&total)[2];
@@ -70,7 +72,7 @@ struct OutputSums : Epilogue {
   __device__ __forceinline__ void add_total() {
     if constexpr (SUMMED_BY_PRODUCT) {
 #pragma unroll
-      for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[VALUE_DIM / 2 + 2 * row]);
+      for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[OUT_DIM / 2 + 2 * row]);
     }
   }
   // What tensor cores add P V of a part of its columns to.
@@ -81,7 +83,7 @@ struct OutputSums : Epilogue {
   // To O in registers, or a part of its columns.
   template <int PART = 0> __device__ __forceinline__ void add_to_output() {
     add_total();
-    constexpr int ADDED = VALUE_DIM / VALUE_PARTS / 2;
+    constexpr int ADDED = OUT_DIM / VALUE_PARTS / 2;
     const float(&of_part)[SUMS] = sum_of<PART>();
 #pragma unroll
     for (int i = 0; i < ADDED; ++i) o[PART * ADDED + i] = fmaf(o[PART * ADDED + i], o_factor[i / 2 % 2], of_part[i]);
@@ -94,7 +96,7 @@ struct OutputSums : Epilogue {
       named_barrier_sync<128>(O_TILE + warpgroup);
     }
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 8; ++i)
+    for (int i = 0; i < OUT_DIM / 8; ++i)
       kept(i) =
           flushed ? kept_and_added(i, sum) : make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
     o_factor[0] = o_factor[1] = 1.f;
@@ -127,13 +129,13 @@ struct OutputSums : Epilogue {
       if (more) add_total();
       if constexpr (SUMMED_BY_PRODUCT) {
 #pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = sum[i];
+        for (int i = 0; i < OUT_DIM / 2; ++i) o[i] = sum[i];
       }
       if (flushed) {
 #pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
+        for (int i = 0; i < OUT_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
 #pragma unroll
-        for (int i = 0; i < VALUE_DIM / 8; ++i) {
+        for (int i = 0; i < OUT_DIM / 8; ++i) {
           const float4 all = kept_and_added(i, o);
           o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
         }
@@ -142,9 +144,18 @@ struct OutputSums : Epilogue {
     }
     if constexpr (SUMMED_BY_PRODUCT) of.sum[0] = total[0], of.sum[1] = total[1];
   }
+  template <bool FIRST>
+  __device__ __forceinline__ void round_probabilities(uint32_t (&p)[KEY_STEPS][4], float (&s)[BLOCK_N / 2], bool) {
+    Operands::pack(p, s);
+  }
+  __device__ __forceinline__ void hand_over() {}  // P of the tile before, beside Q Kᵀ
+  // What needs the sums of a tile of rows and not O, beside the last product.
+  __device__ __forceinline__ void end_sums(const RowState& of_rows) {
+    if constexpr (INVERSE_BESIDE) make_inverse(of_rows, work.tile, lane_row(work.tile));
+  }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
+    for (int i = 0; i < OUT_DIM / 2; ++i) o[i] = 0.f;
     o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
     tiles_added = 0, fresh = false;
     if constexpr (!KEEPS) flushed = false;
@@ -162,7 +173,7 @@ struct OutputSums : Epilogue {
       named_barrier_sync<128>(O_TILE + warpgroup);
     }
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 8; ++i) {
+    for (int i = 0; i < OUT_DIM / 8; ++i) {
       const float4 before = flushed ? kept(i) : make_float4(0.f, 0.f, 0.f, 0.f);
       kept(i) = Partial::turn(before, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
     }
@@ -175,7 +186,7 @@ struct OutputSums : Epilogue {
       Partial::take_turn(of, of_parts, low, own);
       if (flushed) {
 #pragma unroll
-        for (int i = 0; i < VALUE_DIM / 8; ++i) {
+        for (int i = 0; i < OUT_DIM / 8; ++i) {
           const float4 all = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
           o[4 * i] = all.x, o[4 * i + 1] = all.y, o[4 * i + 2] = all.z, o[4 * i + 3] = all.w;
         }

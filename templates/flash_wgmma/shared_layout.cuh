@@ -25,10 +25,12 @@ struct SharedLayout {
                                                                          : Q_PLACE_BYTES;  // of one warpgroup
   static constexpr int SLOT_BYTES = WARPGROUPS * SLOT_PIECES * 128 * 16;                // the result of a block
   static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                  // [STAGES] tiles
-  static constexpr int V = K + STAGES * K_TILE_BYTES;                                   // [STAGES]
+  static constexpr bool IN_KEYS = Operands::VALUES_IN_KEYS;                             // V is no ring of its own
+  static constexpr int V = IN_KEYS ? K : K + STAGES * K_TILE_BYTES;                     // [STAGES]
   static constexpr bool TURNS = Operands::TRANSPOSERS > 0;                              // V comes to a ring of its own
   static constexpr int LOADED = TURNS ? V + STAGES * V_TILE_BYTES : V;                  // [STAGES]
-  static constexpr int RINGS_END = LOADED + STAGES * LOADED_TILE_BYTES;
+  static constexpr int HANDED = LOADED + STAGES * LOADED_TILE_BYTES;                    // what warpgroups hand over
+  static constexpr int RINGS_END = HANDED + Operands::HANDED_BYTES;
   static constexpr int O = O_CHUNKS || SUM_IN_SHARED ? RINGS_END : 0;  // [WARPGROUPS]
   static constexpr int SUMS = RINGS_END;                               // [WARPGROUPS], before O
   // Results of the blocks of a cluster: [SLOTS][WARPGROUPS].
@@ -37,7 +39,7 @@ struct SharedLayout {
   static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                          // [WARPGROUPS]
   static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                          // [STAGES]
   static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                              // [STAGES]
-  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                              // [STAGES]
+  static constexpr int V_FULL = IN_KEYS ? K_FULL : K_EMPTY + 8 * STAGES;           // [STAGES]
   static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                              // [STAGES]
   static constexpr int LOADED_FULL = TURNS ? V_EMPTY + 8 * STAGES : V_FULL;        // [STAGES]
   static constexpr int LOADED_EMPTY = TURNS ? LOADED_FULL + 8 * STAGES : V_EMPTY;  // [STAGES]
@@ -59,8 +61,9 @@ struct SharedLayout {
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
-    init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS);
-    init(V_FULL, STAGES, TURNS ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
+    init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS * Operands::COLUMN_SHARERS);
+    if constexpr (!IN_KEYS)
+      init(V_FULL, STAGES, TURNS ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
     if constexpr (TURNS) {
       init(LOADED_FULL, STAGES, COPIERS), init(LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
 #pragma unroll

@@ -22,7 +22,7 @@ struct TileScheduler : Block {
   Sequence sequence{};  // SLIDING: of the tile at hand, whose row block is one of it
   int split;            // this block takes key tiles split, split + KEY_SPLIT …, IN_PARTS parts of so many tiles
   Tile tile;            // at hand
-  KeyRange range;       // BALANCED: of it
+  KeyRange range;       // BALANCED, ONE_QUERY: of it
   KeyList list;
 
   __device__ __forceinline__ TileScheduler(unsigned char* smem, int batch, int heads, int kv_heads, int seqlen_q,
@@ -141,11 +141,11 @@ struct TileScheduler : Block {
   // Of the tile at hand, from the last to the first.
   __device__ __forceinline__ int last_key_tile() const {
     if constexpr (KeyList::LISTED) return max(0, listed().tiles - 1);
-    return SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
+    return SCHEDULE == Schedule::BALANCED || ONE_QUERY ? range.last() : last_key_tile(tile.row_block);
   }
   __device__ __forceinline__ int first_key_tile() const {
     if constexpr (KeyList::LISTED) return 0;
-    return SCHEDULE == Schedule::BALANCED ? range.first() : first_key_tile(tile.row_block);
+    return SCHEDULE == Schedule::BALANCED || ONE_QUERY ? range.first() : first_key_tile(tile.row_block);
   }
 };
 

@@ -28,8 +28,10 @@ struct EightBitOperands {
   using Value = ValueTile<VALUE_DIM, SUM_COLUMNS, BLOCK_N>;
   using LoadedTiles = typename TileOfValues<Value, VALUE_DIM, TURNED>::Type;
   static constexpr int VALUE_BYTES = Value::BYTES;
-  static constexpr int HELPERS = 3;  // warps beside the one that copies
-  static constexpr int TRANSPOSERS = TURNED ? 0 : HELPERS;
+  static constexpr int FREE_WARPS = 3;  // beside the one that copies
+  static constexpr int TRANSPOSERS = TURNED ? 0 : FREE_WARPS;
+  static constexpr bool VALUES_IN_KEYS = false;                            // V has tiles of its own
+  static constexpr int HELPERS = 0, COLUMN_SHARERS = 1, HANDED_BYTES = 0;  // see latent_wgmma/operands.cuh
   using Range = E4m3Range<BY_PRODUCT>;
 
   static __device__ __forceinline__ uint64_t value_descriptor(uint32_t tile_smem) {
@@ -51,8 +53,8 @@ struct EightBitOperands {
     if constexpr (BY_PRODUCT) {
       if (block.warp % 4 == 0) return;
       for (int stage = 0; stage < STAGES; ++stage)
-        Value::template fill_sum_columns<HELPERS>(block.smem_address + Smem::V + stage * Smem::V_TILE_BYTES,
-                                                  block.warp % 4 - 1, block.lane);
+        Value::template fill_sum_columns<FREE_WARPS>(block.smem_address + Smem::V + stage * Smem::V_TILE_BYTES,
+                                                     block.warp % 4 - 1, block.lane);
       fence_proxy_async();
     }
   }
@@ -66,9 +68,9 @@ struct EightBitOperands {
       read_shared_words(block.smem_address + Smem::LAST + 4 * ring.stage, block.lane, last);
       if (last[0]) break;
       mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);
-      Value::template transpose<HELPERS>(block.smem_address + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
-                                         block.smem_address + Smem::V + ring.stage * Smem::V_TILE_BYTES,
-                                         block.warp % 4 - 1, block.lane);
+      Value::template transpose<FREE_WARPS>(block.smem_address + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
+                                            block.smem_address + Smem::V + ring.stage * Smem::V_TILE_BYTES,
+                                            block.warp % 4 - 1, block.lane);
       fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
       __syncwarp();
       if (block.lane == 0) {

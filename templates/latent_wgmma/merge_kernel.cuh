@@ -3,6 +3,7 @@
 #include "device/merge/split_merge.cuh"
 #include "device/ptx/grid_dependency.cuh"
 
+constexpr int CHUNKS = VALUE_DIM / 4;  // of four columns, of a row of O
 // One query of one head per block: grid (seqlen_q · group_heads, kv_heads, batch).
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     latent_wgmma_merge(Element* __restrict__ o_gmem,  // [batch, heads, seqlen_q, VALUE_DIM]

@@ -4,16 +4,16 @@
 
 __device__ __forceinline__ void copy_tiles(const Work& work, const TensorMap& q_map, const TensorMap& k_map,
                                            const TensorMap& v_map) {
-  Tiles::load<64>(work.smem_address, q_map, work.smem_address + Smem::Q_FULL, work.first_head, work.query, work.batch);
+  const Tile& tile = work.tile;
+  Tiles::load<64>(work.smem_address, q_map, work.barrier(Smem::Q_FULL, 0),
+                  tile.head * work.group_heads + work.first_head, work.query, tile.batch);
   const LatentRing<HEAD_DIM, VALUE_DIM, APART, BLOCK_N, STAGES> k_ring(
-      k_map, v_map, work.smem_address + Smem::K, work.smem_address + Smem::K_FULL, work.smem_address + Smem::K_EMPTY);
+      k_map, v_map, work.smem_address + Smem::K, work.barrier(Smem::K_FULL, 0), work.barrier(Smem::K_EMPTY, 0));
   const auto& given = work.terms.given;
-  const KeyPages pages{given.table + work.batch * int64_t(given.table_pages), given.page_bits, given.kv_rows,
+  const KeyPages pages{given.table + tile.batch * int64_t(given.table_pages), given.page_bits, given.kv_rows,
                        work.seqlen_k};
-  const int first_key = work.batch * given.kv_rows;
+  const int end = tile.batch * given.kv_rows + work.seqlen_k;
   Ring ring;
-  for (int tile = work.last_tile; tile >= work.first_tile; --tile) {
-    k_ring.load_keys<PAGED, SEQUSED>(ring, tile * BLOCK_N, pages, first_key + work.seqlen_k, work.kv_head, work.batch);
-    ring.advance();
-  }
+  for (int i = work.last_key_tile(), first = work.first_key_tile(); i >= first; --i, ring.advance())
+    k_ring.load_keys<PAGED, SEQUSED>(ring, i * BLOCK_N, pages, end, tile.head, tile.batch);
 }

@@ -24,15 +24,17 @@ REFUSED_OF = [
         ({"sink": True}, {}, "does not serve sink"),
         ({"seqlen_k": 16}, {"BLOCK_N": 32}, "half of the tile"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "STAGES": 3}, "STAGES=3 is more than"),
-        ({"seqlen_k": 30}, {"BLOCK_N": 32, "OVERLAP": True}, "nothing runs beside"),
+        ({"seqlen_k": 30}, {"BLOCK_N": 32, "OVERLAP": True}, "one tile of keys"),
+        ({}, {"WARPGROUPS": 3, "OVERLAP": True}, "other warpgroups multiply"),
+        ({"seqlen_k": 1 << 20}, {}, "in 15 bits"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only 2 splits of 32 keys"),
         ({"batch": 600}, {"SPLITS": 4}, "waves"),
         ({}, {"DEPENDENT_LAUNCH": True}, "one split has one"),
         ({"head_dim": 192, "value_dim": 128}, {"Q_STEPS": 16}, "more than the 12 steps of head_dim 192"),
         (
             {"head_dim": 576, "value_dim": 512},
-            {"WARPGROUPS": 3, "Q_STEPS": 24, "OVERLAP": True, "STAGES": 4},
-            "168 registers per thread, which can have 152",
+            {"WARPGROUPS": 3, "Q_STEPS": 24, "BLOCK_N": 48, "STAGES": 2},
+            "164 registers per thread, which can have 152",
         ),
     )
 ]

@@ -3,11 +3,12 @@ twice; sm_90a only."""
 
 from typing import Any, ClassVar
 
-from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.flash_wgmma.text import wgmma_function, wgmma_product
 from evoattn.families.latent import PARTIAL, STATE, Latent, row_blocks
 from evoattn.families.latent_wgmma.resources import (
     PRODUCER_REGISTERS,
     REGISTERS,
+    SCORES_ALONE,
     LatentWgmmaGenes,
     launch_work,
     registers_needed,
@@ -56,17 +57,28 @@ class LatentWgmma(Latent):
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-            "SCORE_REGISTERS": REGISTERS[genes.WARPGROUPS][0],
-            "OUTPUT_REGISTERS": REGISTERS[genes.WARPGROUPS][1],
+            "SCORES_ALONE": genes.WARPGROUPS == SCORES_ALONE,
+            "SCORES_AHEAD": genes.OVERLAP and genes.WARPGROUPS != SCORES_ALONE,
+            "CONSUMER_REGISTERS": REGISTERS[genes.WARPGROUPS][0],
+            "HELPER_REGISTERS": REGISTERS[genes.WARPGROUPS][1],
             "SMEM_BYTES": smem_bytes(problem, genes),
             "PV_COLUMNS": columns,
-            "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
+            "WGMMA_QK": wgmma_function(
+                "wgmma_qk_shared", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False
+            ),
             "WGMMA_QK_REGISTERS": wgmma_function(
                 "wgmma_qk_registers", genes.BLOCK_N, dtype, a_in_registers=True, b_transposed=False
             ),
-            "WGMMA_PV": wgmma_function("wgmma_pv", columns, dtype, a_in_registers=True, b_transposed=True),
-            "WGMMA_PV_SHARED": wgmma_function(
-                "wgmma_pv_shared", columns, dtype, a_in_registers=False, b_transposed=True
+            "WGMMA_PV": wgmma_product(
+                "wgmma_pv",
+                genes.BLOCK_N // STEP_COLUMNS,
+                problem.head_dim_v // 2,
+                dtype,
+                a_in_registers=True,
+                b_transposed=True,
+            ),
+            "WGMMA_COLUMNS": wgmma_function(
+                "wgmma_columns", columns, dtype, a_in_registers=genes.WARPGROUPS == SCORES_ALONE, b_transposed=True
             ),
         }
 
@@ -112,6 +124,8 @@ LEAST_STAGES = 2
 """Q Kᵀ of a tile begins before P V of the one before has ended."""
 STEP_COLUMNS = 16
 """Of Q that a product of wgmma takes."""
+MOST_KEY_TILES = (1 << 15) - 1
+"""`KeyRange` in `key_share.cuh`."""
 MAX_WAVES = 4
 """Waves of blocks beyond which splitting only adds partial results."""
 
@@ -130,8 +144,11 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
         return "DEPENDENT_LAUNCH lets a second launch begin early, and one split has one."
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys that a block takes."
-    if genes.OVERLAP and tiles == 1:
-        return "OVERLAP: a block takes one tile of keys, and nothing runs beside its softmax."
+    if genes.OVERLAP and (tiles == 1 or genes.WARPGROUPS == SCORES_ALONE):
+        other = (
+            "a block takes one tile of keys" if tiles == 1 else "other warpgroups multiply beside the softmax anyway"
+        )
+        return f"OVERLAP WARPGROUPS={genes.WARPGROUPS}: {other}."
     if genes.RESCALE != "always" and tiles == 1:
         return f"RESCALE={genes.RESCALE}: a block takes one tile of keys, and rescales nothing."
     blocks = row_blocks(problem, genes.BLOCK_M) * problem.kv_heads * problem.batch
@@ -161,8 +178,10 @@ def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec
 
 
 def why_too_long(problem: AttentionProblem, genes: LatentWgmmaGenes) -> str | None:
-    """More blocks than a grid has."""
+    """More blocks than a grid has, or more tiles of keys than a word of the scheduler."""
     blocks = row_blocks(problem, genes.BLOCK_M) * split_of(problem, genes)[0]
     if blocks >= 1 << 31:
         return f"SPLITS={genes.SPLITS} make {blocks} blocks, more than a grid has."
+    if problem.seqlen_k > MOST_KEY_TILES * genes.BLOCK_N:
+        return f"latent_wgmma counts tiles of {genes.BLOCK_N} keys in 15 bits."
     return None

@@ -93,15 +93,16 @@ def smem_bytes(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
     tiles = tiles_of_p(genes)
     p_bytes = math.ceil(tiles * genes.BLOCK_N / CHUNK_COLUMNS) * ROW_BYTES * genes.BLOCK_M
     rows = genes.BLOCK_M + genes.STAGES * genes.BLOCK_N
-    return rows * row_bytes + p_bytes + (1 + tiles) * 4 * genes.BLOCK_M + 8 + 16 * genes.STAGES
+    words = 2 * (8 if problem.seqused else 4)  # flash_wgmma's two places for a tile of rows
+    return rows * row_bytes + p_bytes + (1 + tiles) * 4 * genes.BLOCK_M + 24 + 16 * genes.STAGES + 4 * words
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, int]:
     """Estimate of the registers per thread of the first warpgroup, and of the others: half of O, P and what is beside
     them; in the first S, that of the next tile with OVERLAP, and the steps of Q too, and O only if it has a half."""
     half, p = problem.head_dim_v // 4, genes.BLOCK_N // 4
-    scores = genes.BLOCK_N // 2 * (2 if genes.OVERLAP else 1) + 4 * genes.Q_STEPS
     alone = genes.WARPGROUPS == SCORES_ALONE
+    scores = genes.BLOCK_N // 2 * (2 if genes.OVERLAP and not alone else 1) + 4 * genes.Q_STEPS
     return scores + p + FIXED_REGISTERS + (0 if alone else half), half + FIXED_REGISTERS + (p if alone else 0)
 
 
