@@ -314,3 +314,5 @@ def test_a_source_whose_sums_of_dq_are_wider_is_outdated():
     assert FAMILY.why_outdated(START, source) is None
     before = source.replace("DQ_ALL_COLUMNS = 32", "DQ_ALL_COLUMNS = (HEAD_DIM + 63) / 64 * 64")
     assert "memory" in (FAMILY.why_outdated(START, before) or "")
+    by_bulk = type(START)(START.family, START.params | {"DQ_SUM": "bulk"})
+    assert "shared memory" in (FAMILY.why_outdated(by_bulk, source) or "")

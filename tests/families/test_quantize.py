@@ -8,6 +8,7 @@ import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
@@ -90,6 +91,15 @@ def test_rows_of_a_block_fit_the_registers_of_its_threads(shape, threads):
         config = KernelConfig("quantize", CONFIG | {"BLOCK_M": 128, "THREADS": few, "VECTOR_WIDTH": 4})
         why = str(FAMILY.why_invalid(problem, config, GPUS["h100"]))
         assert ("registers of rows" if few < threads else "None") in why
+
+
+def test_a_source_whose_mean_is_of_all_rows_is_outdated():
+    config = KernelConfig("quantize", CONFIG)
+    source = render(FAMILY, parse_shape(f"B=1 H=2 S=50 D=64 bf16 {SMOOTH}"), config, GPUS["h100"]).source
+    before = source.replace("SAMPLED", "ALL")
+    assert FAMILY.why_outdated(config, source) is None and "memory" in (FAMILY.why_outdated(config, before) or "")
+    others = before.replace("bool SMOOTH = true", "bool SMOOTH = false")  # whose kernels are as they were
+    assert FAMILY.why_outdated(config, others) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from evoattn.correctness.validate import make_arena
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import load_space
+from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
@@ -127,6 +128,19 @@ def test_rows_have_the_same_bits_alone_and_among_others(name):
     gpu, fields, genes = CASES[name]
     whole = causal(**fields)
     assert compared(*kernels(name, gpu, whole, genes), whole) == []
+
+
+def test_a_source_of_a_cluster_whose_first_block_adds_up_all_parts_is_outdated():
+    family, card = registry.lookup("flash_wgmma"), CARDS["h100"]
+    problem = parse_shape("B=1 H=4/2 Sq=1 Sk=3000 D=64 bf16 batch_invariant=1")
+    base = load_space("flash_wgmma", card).starting_configs()[0].params | family.recipe(problem, card) | WGMMA
+    genes = {"KEY_SPLIT": 4, "PARTS_MERGE": "cluster"}
+    source = render(family, problem, KernelConfig("flash_wgmma", base | genes), card).source
+    before = source.replace("OWN_TILES", "ALL_TILES")
+    for own in (genes, {**genes, "PARTS_MERGE": "memory"}):
+        config = KernelConfig("flash_wgmma", base | own)
+        assert family.why_outdated(config, source) is None
+        assert bool(family.why_outdated(config, before)) == (own is genes)
 
 
 CLUSTER, AGAIN = {"PARTS_MERGE": "cluster"}, {"SCHEDULE": "claimed", "Q_IN_REGISTERS": True}

@@ -200,6 +200,8 @@ class BackwardWgmma(Backward):
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
         if "DQ_ALL_COLUMNS = (HEAD_DIM" in source:
             return "It is of before the sums of dQ were as wide as head_dims below 64, and takes more memory for them."
+        if config.params.get("DQ_SUM") == "bulk":
+            return "DQ_SUM=bulk is gone: it sums dQ in shared memory that today's launches leave out."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:

@@ -65,6 +65,8 @@ MAP_STRIDE = 16
 """Bytes that the strides of a tensor map are multiples of."""
 GANGS_ALONG_Y = "gridDim.y"
 """In `key_share.cuh`, and in no other part of the kernel."""
+OWN_COLUMNS = "OWN_TILES"
+"""Of O, that each block of a cluster adds up: in sources since not one block does."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
 RECIPE: dict[str, Any] = {"BLOCK_N": 64, "RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 0, "PART_TILES": 16}
 """Of rows of the same bits in every batch."""
@@ -194,12 +196,15 @@ class FlashWgmma(Family):
         }
 
     def why_outdated(self, config: KernelConfig, source: str) -> str | None:
-        """Blocks of a balanced schedule were numbered along x of the grid before they had gangs."""
+        """Blocks of a balanced schedule were numbered along x of the grid before they had gangs; of a cluster the first
+        block alone added up all parts, in more shared memory."""
         if config.params.get("SCHEDULE") == "balanced" and GANGS_ALONG_Y not in source:
             return (
                 "Its balanced schedule is of an evoattn without gangs, and numbers its blocks otherwise than today's "
                 "launches do."
             )
+        if config.params.get("PARTS_MERGE") == "cluster" and OWN_COLUMNS not in source:
+            return "One block of its cluster adds up all parts, in shared memory that today's launches leave out."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:

@@ -112,6 +112,11 @@ class Quantize(RowKernels):
             "SAMPLED": SAMPLED,
         }
 
+    def why_outdated(self, config: KernelConfig, source: str) -> str | None:
+        if "constexpr bool SMOOTH = true;" in source and "SAMPLED" not in source:
+            return "Its mean is of all rows of one tensor, and takes more memory than today's launches give."
+        return super().why_outdated(config, source)
+
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, parts = QuantizeGenes.of(config), _parts(problem, QuantizeGenes.of(config))
         tensors = len(problem.inputs)
