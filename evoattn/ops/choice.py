@@ -56,6 +56,8 @@ class Choice:
     """Nobody timed it on such a card for such a problem: it has still to race PyTorch's attention."""
     rivals: tuple[Choice, ...] = ()
     """Kernels that it has still to race."""
+    is_rival: bool = False
+    """Whether it is one of these."""
 
     @property
     def name(self) -> str:
@@ -64,6 +66,8 @@ class Choice:
     @property
     def instead(self) -> str:
         """What runs where this kernel cannot."""
+        if self.is_rival:
+            return "what it was to race"
         return "SDPA" if self.problem.op in ("forward", "backward") else "PyTorch's expression"
 
     @property
@@ -128,7 +132,7 @@ def choose(
             choice = Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}", picked.estimated)
             if not races:
                 return choice
-            rivals = (replace(choice, family=lookup(one.family), config=one) for one in picked.rivals)
+            rivals = (replace(choice, family=lookup(one.family), config=one, is_rival=True) for one in picked.rivals)
             able = (one for one in rivals if not one.family.why_impossible(problem, one.config, gpu))
             return replace(choice, rivals=tuple(able))
         invalid = f"{name} cannot serve this call: {invalid.rstrip('.')}"
@@ -315,6 +319,16 @@ def keeps_bits(problem: StridedProblem) -> bool:
     return own or problem.batch_invariant or torch.are_deterministic_algorithms_enabled()
 
 
+def foretold(choice: Choice) -> Choice:
+    """With words of the race that it has still to hold."""
+    if choice.estimated:
+        words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
+    else:
+        others = f"{len(choice.rivals)} other kernel{'s' * (len(choice.rivals) > 1)}"
+        words = f"{choice.words}; it races {others} at the next eager call, and the fastest runs from then on"
+    return replace(choice, words=words)
+
+
 def decided(choice: Choice, raced: Raced) -> Choice | Refusal:
     """Who runs after a race."""
     every = choice, *choice.rivals
@@ -323,7 +337,8 @@ def decided(choice: Choice, raced: Raced) -> Choice | Refusal:
         return replace(choice, rivals=())
     words = f"took {raced.words([one.name for one in every])} in a race on this card"
     if raced.won:
-        return replace(best, words=f"{best.name} runs: it {words}", estimated=False, rivals=())
+        words = f"{best.name} runs: it {words}"
+        return replace(best, words=words, estimated=False, rivals=(), is_rival=False)
     return Refusal(f"{best.name} {words}")
 
 

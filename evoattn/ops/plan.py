@@ -32,7 +32,7 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import ALIGNMENT, Given
-from evoattn.ops.call import Call, Packed
+from evoattn.ops.call import Call, Packed, out_like
 from evoattn.ops.check import cases_of, load_checked, recorded_check
 from evoattn.ops.choice import Choice, KernelKey, Refusal
 from evoattn.ops.torch_answer import is_promised
@@ -241,6 +241,26 @@ class CallPlan(Plan):
         return made, places
 
 
+def in_turn(plans: Sequence[CallPlan], call: Call) -> list[Callable[[], str]]:
+    """What enqueues each of these plans of a call, over one answer that is not the caller's."""
+    query, own = call.query, list[Tensor | None]()
+
+    def run(plan: CallPlan) -> str:
+        if not own:
+            lse = None if plan.lse_shape is None else query.new_empty(plan.lse_shape, dtype=torch.float32)
+            given = call.out  # the plan writes by its strides, which may leave gaps
+            out = (
+                out_like(query, call.value)
+                if given is None
+                else torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+            )
+            own.extend((out, lse))
+        assert own[0] is not None
+        return plan.run(call, (query, call.key, call.value, own[0]), own[1])
+
+    return [partial(run, plan) for plan in plans]
+
+
 class OperationPlan(Plan):
     """The launches of an operation beside attention over tensors of one kind, which are those of its specs."""
 
@@ -356,15 +376,17 @@ class Kernels:
     def ahead(self, choice: Choice, index: int) -> list[Choice]:
         """The first rivals of a chosen kernel for which a call waits hardly longer: those that are compiled, and where
         it has to wait for a compiler all others, whose compilers begin here."""
-        waits, found = bool(choice.rivals) and not self._is_compiled(choice, index), list[Choice]()
-        for one in choice.rivals:
-            if (key := (index, one.key)) not in self._ahead and not self._is_compiled(one, index):
-                if not waits:
-                    break
-                compiler = ThreadPoolExecutor(1, "evoattn compiles")
-                self._ahead[key] = compiler.submit(self._build, *_recipe(one), self._folder)
-                compiler.shutdown(wait=False)
-            found.append(one)
+        found = list[Choice]()
+        with contextlib.suppress(Exception):  # no compiler, no more threads …: the chosen one itself says so
+            waits = bool(choice.rivals) and not self._is_compiled(choice, index)
+            for one in choice.rivals:
+                if (key := (index, one.key)) not in self._ahead and not self._is_compiled(one, index):
+                    if not waits:
+                        break
+                    compiler = ThreadPoolExecutor(1, "evoattn compiles")
+                    self._ahead[key] = compiler.submit(self._build, *_recipe(one), self._folder)
+                    compiler.shutdown(wait=False)
+                found.append(one)
         return found
 
     def _is_compiled(self, choice: Choice, index: int) -> bool:

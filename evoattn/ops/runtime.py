@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -48,10 +47,11 @@ from evoattn.ops.choice import (
     Refusal,
     choose,
     decided,
+    foretold,
     keeps_bits,
 )
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
-from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan, in_turn
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import Pick, lasting_pick, next_picks
@@ -391,12 +391,11 @@ class Runtime:
         raced = race.known(choice, platform.identity(platform.current_device() if index is None else index))
         if raced is not None:
             return decided(choice, raced)
+        if contends:
+            return foretold(choice)
         if not choice.estimated:
-            return choice if contends else replace(choice, rivals=())
-        if not contends:
-            return Refusal(f"{choice.name} was not measured on {gpu.name}, and has not raced PyTorch's attention yet")
-        words = f"{choice.name} races PyTorch's attention at the next eager call, and the faster runs from then on"
-        return replace(choice, words=words)
+            return replace(choice, rivals=())
+        return Refusal(f"{choice.name} was not measured on {gpu.name}, and has not raced PyTorch's attention yet")
 
     def settle(self) -> None:
         """Wait for the kernels that are compiled while others run: the next calls, but in a capture, load them."""
@@ -500,37 +499,23 @@ class Runtime:
         raced: Raced | str = why
         if plans[1:] or choice.estimated:
             with platform.guard(index):
-                raced = self._race.hold(choice, machine, call, self._runs(plans, call))
+                raced = self._race.hold(choice, machine, call, in_turn(plans, call))
             self._unraced = {}  # the size is known now, to compiled code and captures, too
         if not isinstance(raced, str):
-            found, plan = decided(choice, raced), plans[raced.best]
+            found = decided(choice, raced)
             if isinstance(found, Refusal):
                 return found, True
-            plan.words = found.words
+            # Another process may have raced kernels that this one has not compiled.
+            best = plans[raced.best] if raced.best < len(plans) else self._prepared(replace(found, is_rival=True), call)
+            if isinstance(best, CallPlan):
+                plan, best.words = best, found.words
+            else:
+                self._race.leave(choice, machine)
         elif choice.estimated:
             return Refusal(f"{choice.name} was not measured here: {raced}"), raced not in OF_A_CALL
         else:
             self._race.leave(choice, machine)
         return plan, True
-
-    def _runs(self, plans: Sequence[CallPlan], call: Call) -> list[Callable[[], str]]:
-        """What enqueues each of these plans of a call, over one answer that is not the caller's."""
-        query, own = call.query, list[Tensor | None]()
-
-        def run(plan: CallPlan) -> str:
-            if not own:
-                lse = None if plan.lse_shape is None else query.new_empty(plan.lse_shape, dtype=torch.float32)
-                given = call.out  # the plan writes by its strides, which may leave gaps
-                out = (
-                    out_like(query, call.value)
-                    if given is None
-                    else torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
-                )
-                own.extend((out, lse))
-            assert own[0] is not None
-            return plan.run(call, (query, call.key, call.value, own[0]), own[1])
-
-        return [partial(run, plan) for plan in plans]
 
 
 def _with_terms(known: Known, call: Call) -> Known:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from evoattn.backends import appended
+from evoattn.backends.cache_folder import make_folder
 from evoattn.families.registry import load_space
 from evoattn.model import forks
 from evoattn.model.gpu import GpuSpec
@@ -74,7 +75,7 @@ class Win:
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
     p = problem
     mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
-    variant = p.window, p.softcap, p.sink, p.alibi, p.bias, p.score, p.predicate, p.value_dim, p.shared_kv
+    variant = p.window, float(p.softcap), p.sink, p.alibi, p.bias, p.score, p.predicate, p.value_dim, p.shared_kv
     scales = p.scales if p.scales in (PER_TOKEN, PER_BLOCK) else ""  # those of heads are a tensor's with other strides
     keys = bool(p.seqused), p.page, p.appended, p.blocks, p.rotary_apart, p.kv, scales, p.turned
     of = p.op, p.grads, p.deterministic, p.batch_invariant
@@ -181,8 +182,9 @@ class Races:
     def find(self, key: Key) -> Raced | None:
         """The race of `key`, in this process or, as far as its file says, another one."""
         if key not in self._known and (row := self._lines.get(key)):
-            us, torch_us = row
-            self._known[key] = Raced(tuple(us), torch_us)
+            with contextlib.suppress(TypeError, ValueError):  # a later evoattn may say it otherwise
+                us, torch_us = row
+                self._known[key] = Raced(tuple(map(float, us)), None if torch_us is None else float(torch_us))
         return self._known.get(key)
 
     def add(self, key: Key, raced: Raced, lasts: bool = True) -> None:
@@ -198,7 +200,7 @@ class Races:
         waited so many seconds, or cannot lock the file, goes on."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path.parent)
                 file = stack.enter_context(self.path.with_suffix(".lock").open("w", encoding="utf-8"))
                 until = time.monotonic() + patience
                 while not _locked(file) and time.monotonic() < until:

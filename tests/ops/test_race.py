@@ -4,6 +4,7 @@ fastest runs."""
 import contextlib
 import dataclasses
 import json
+import os
 import time
 import warnings
 
@@ -15,7 +16,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import choice
+from evoattn.ops import choice, plan
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, DELAY_US, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
@@ -458,6 +459,7 @@ def test_a_capture_takes_the_pick_that_is_loaded(card):
     with current.use(runtime):
         (sentence,) = evoattn.warmup("B=2,H=4,Hkv=2,Sq=37,Sk=45,D=64")
         assert "BLOCK_N=64" in sentence and device.loads == 2, "the rival, too"
+        assert "it races 1 other kernel at the next eager call" in sentence
         device.is_capturing = True
         assert near(*call(strict=True))
         device.is_capturing = False
@@ -480,7 +482,7 @@ def test_a_rival_that_no_compiler_makes_is_left_out(card):
         return build(family, problem, config, *others)
 
     device, clock, runtime = card(rivals, build=some)
-    with current.use(runtime), pytest.warns(RuntimeWarning, match="no registers"):
+    with current.use(runtime), pytest.warns(RuntimeWarning, match="no registers; what it was to race runs"):
         assert near(*call(strict=True)) and not clock.asked
         assert near(*call(strict=True)) and "BLOCK_N=64" in said() and device.loads == 1
 
@@ -500,6 +502,73 @@ def test_a_call_that_waits_for_no_compiler_does_not_wait_for_a_rival_s(card):
         timed = len(clock.asked)
         assert compiled == [64] and near(*call(80, strict=True))
         assert compiled == [64] and len(clock.asked) == timed
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_a_rival_that_won_in_another_process_is_compiled_now_or_the_pick_stays(tmp_path, wins):
+    """This process has compiled the pick before, and would have left the rival out."""
+
+    class OthersWon(Races):
+        @contextlib.contextmanager
+        def turn(self):
+            with super().turn():
+                self.add(*self.asked, Raced((10.0, 5.0), 20.0))
+                yield
+
+        def find(self, key):
+            self.asked = (key,)
+            return super().find(key)
+
+    def some(family, problem, config, *others):
+        if config == RIVAL and not wins:
+            raise RuntimeError("no registers")
+        return build(family, problem, config, *others)
+
+    device, clock = FakeDevice(), FakeClock()
+    clock.device, device._batch = device, 2
+    pick = lambda problem, gpu: (
+        rivals(problem, gpu, estimated=True) if problem.seqlen_q > 64 else wgmma_pick(problem, gpu)
+    )
+    runtime = Runtime(device, pick, tmp_path, some, race=Race(OthersWon(tmp_path / "races.jsonl"), clock, 2))
+    with current.use(runtime), contextlib.nullcontext() if wins else pytest.warns(RuntimeWarning, match="to race runs"):
+        assert near(*call(strict=True)) and device.loads == 1
+        assert near(*call(80, strict=True)) and not clock.asked
+        assert near(*call(81, strict=True))
+    assert device.loads == 1 + wins
+
+
+@pytest.mark.parametrize("what", ["kept_cubin", "ThreadPoolExecutor"])
+def test_what_keeps_rivals_from_being_compiled_keeps_no_call_from_its_kernel(card, monkeypatch, what):
+    def none(*words):
+        if words[1:] and what == "ThreadPoolExecutor" and not str(words[1]).startswith("evoattn"):
+            raise AssertionError
+        if words[1:]:
+            raise RuntimeError("can't start new thread")
+        return pool(*words)
+
+    pool = plan.ThreadPoolExecutor
+    monkeypatch.setattr(plan, what, none)
+    _, clock, runtime = card(rivals)
+    with current.use(runtime):
+        assert near(*call(strict=True)) and not clock.asked
+
+
+def test_a_folder_that_a_race_makes_is_its_owner_s_alone_and_its_file_is_read(tmp_path):
+    before = os.umask(0o002)
+    try:
+        races = Races(tmp_path / "data" / "kept" / "races.jsonl")
+        with races.turn():
+            races.add(("key",), Raced((3.0,), 4.0))
+    finally:
+        os.umask(before)
+    assert Races(races.path).find(("key",)) == Raced((3.0,), 4.0)
+
+
+@pytest.mark.parametrize("row", [[[1.0]], 7, {"us": [1.0], "torch": 2.0, "more": 0}, [["a"], None], [[1.0], [2.0]]])
+def test_a_race_that_a_later_evoattn_wrote_otherwise_is_held_anew(tmp_path, row):
+    races = Races(tmp_path / "races.jsonl")
+    races._lines.add(("key",), row)
+    assert Races(races.path).find(("key",)) is None
 
 
 @pytest.mark.slow

@@ -98,3 +98,9 @@ def test_wins_that_cannot_be_written_serve_this_process(tmp_path):
     with pytest.warns(RuntimeWarning, match="cannot be written: what was found serves this process only"):
         wins.add([win()])
     assert wins.find(PROBLEM, H100)
+
+
+def test_a_soft_cap_may_be_a_whole_number(tmp_path):
+    wins = Wins(tmp_path / "wins.jsonl")
+    wins.add([win(PROBLEM.with_(softcap=30))])
+    assert wins.find(PROBLEM.with_(softcap=30.0), H100) and not wins.find(PROBLEM, H100)
