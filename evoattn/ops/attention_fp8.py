@@ -75,7 +75,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     the mean, 1.81 at worst, 20 problems; an H200, 2026-11-28).
     `smooth_k` takes a mean of the keys of a head, of 64 evenly spaced ones, from all of them first, as SageAttention
     does that of all: outlier channels then cost less of the range. The answer is the same, since all scores of a query
-    change alike, and the log-sum-exp is corrected. It goes with no `softcap`. With `turned` value is as
+    change alike, and the log-sum-exp is corrected. It goes with no `softcap` and no sinks. With `turned` value is as
     `quantize_kv(…, turned=True)` makes it, which is what kernels read fastest; tensors of 16 bits are quantised so
     wherever a kernel reads it.
 
@@ -110,6 +110,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
             raise ValueError(f"descales belong to tensors of float8_e4m3fn or int8; these are {query.dtype}.")
         if smooth_k and limit:
             raise ValueError("smooth_k goes with no softcap: a cap does not change all scores of a query alike.")
+        if smooth_k and sinks is not None:
+            raise ValueError("smooth_k goes with no sinks: they stay as they are where the scores of all keys change.")
         turns = _turns(query, key, value, kind)
         rounds = turns and query.dtype in WIDE and (ROUNDS, *kind) not in current.runtime().served
         below = BLOCKS_BELOW if query.shape[3] < WIDE_DIM else BLOCKS_BELOW_WIDE
@@ -443,7 +445,7 @@ def in_eight_bits(runtime: Runtime, call: Call) -> Answer | None:
     try:
         answer = attention_fp8(
             query, key, value, causal=CAUSAL[call.mask], scale=call.scale, window=call.window, softcap=call.softcap,
-            sinks=sinks, smooth_k=not call.softcap,
+            sinks=sinks, smooth_k=not call.softcap and sinks is None,
             return_lse=call.return_lse, strict=True,
         )  # fmt: skip
     except NoKernel:

@@ -174,6 +174,7 @@ def test_a_kernel_gets_all_that_it_names(of):
         (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"k_descale": -1.0}), "not be negative"),
         (lambda q, k, v: ((q.to(E4M3), k.to(E4M3), v.to(E4M3)), {"smooth_k": True}), "8 bits already"),
         (lambda q, k, v: ((q, k, v), {"smooth_k": True, "softcap": 5.0}), "no softcap"),
+        (lambda q, k, v: ((q, k, v), {"smooth_k": True, "sinks": torch.zeros(H)}), "no sinks"),
         (lambda q, k, v: ((q.requires_grad_(), k, v), {}), "no gradients"),
     ],
 )

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import json
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from evoattn.ops import attention_fp8
 from evoattn.ops.arguments import K_SCALE, SINKS, V_SCALE
 from evoattn.ops.attention_fp8 import Quantised, dequantised, in_eight_bits
 from evoattn.ops.beside import Wanted, quantize, quantize_by_torch, turn
+from evoattn.ops.call import Call, terms_of
+from evoattn.ops.choice import Choice
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import PROMISE
 from tests.ops.fake_device import FakeDevice, tensor_at
@@ -240,6 +243,17 @@ def test_enable_has_calls_run_in_eight_bits_where_a_kernel_serves_them(tmp_path,
         evoattn.enable(precision="int4")
     with pytest.raises(ValueError, match="exclude each other"):
         evoattn.enable(precision="fp8", batch_invariant=True)
+
+
+def test_keys_keep_their_mean_where_a_soft_cap_or_sinks_would_feel_it(tmp_path, monkeypatch):
+    taken, runtime = [], Runtime(FakeDevice(), lambda *_: None, tmp_path)
+    serves = mock.Mock(spec=Choice)
+    monkeypatch.setattr(attention_fp8, "choice_in_eight_bits", lambda *_: serves)
+    monkeypatch.setattr(attention_fp8, "attention_fp8", lambda *t, **words: taken.append(words["smooth_k"]) or t[0])
+    q, k, v = given(8, 70), given(2, 70), given(2, 70)
+    for words in ({}, {"softcap": 5.0}, {"terms": terms_of(sinks=torch.zeros(8))}):
+        in_eight_bits(runtime, Call(q, k, v, enable_gqa=True, **words))
+    assert taken == [True, False, False]
 
 
 def test_a_turned_value_has_no_scale_of_each_token():
