@@ -62,8 +62,9 @@ class QueuedBackend(Backend, Protocol):
 
     def prepare(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, torch.Tensor]
-    ) -> Callable[[], object]:
-        """A call that enqueues `launches` once; safe to capture in a graph. Raises `LaunchError`."""
+    ) -> Callable[[], None]:
+        """A call that enqueues `launches` once; safe to capture in a graph. It keeps `buffers`, whose addresses it has;
+        a graph does not, so that the call must outlive the graph. Raises `LaunchError`."""
         ...
 
     def synchronize(self) -> None:

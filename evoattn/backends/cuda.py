@@ -57,11 +57,22 @@ class CudaBackend:
     def prepare(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, DeviceBuffer]
     ) -> Callable[[], None]:
-        """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to
-        capture in a graph.
+        """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: see
+        `QueuedBackend.prepare`.
 
         Raises `LaunchError` where the module cannot be loaded or an attribute or a tensor map is refused.
         """
+        enqueue = self._enqueue(compiled, launches, buffers)
+
+        def call(kept: Mapping[str, DeviceBuffer] = buffers) -> None:
+            enqueue()
+
+        return call
+
+    def _enqueue(
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, DeviceBuffer]
+    ) -> Callable[[], None]:
+        """What `prepare` makes, without the buffers: it has their addresses alone."""
         require_order_of_calls(launches)
         try:
             module = self._module(compiled.cubin)
@@ -94,7 +105,7 @@ class CudaBackend:
         """See `Backend.run`. The device shows no faults of its own. Raises `ContextLost` when the context is lost."""
         key = compiled.cubin, launches, tuple((name, buffer.data_ptr()) for name, buffer in buffers.items())
         if self._latest is None or self._latest[0] != key:  # a case is run twice
-            self._latest = key, self.prepare(compiled, launches, buffers)
+            self._latest = key, self._enqueue(compiled, launches, buffers)  # a case's memory goes with the case
         self._latest[1]()
         self.synchronize()
         return ()

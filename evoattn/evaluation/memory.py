@@ -1,7 +1,6 @@
 """One memory for the tensors of all problems: each takes its views of it, so that none is allocated for a timing."""
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -101,22 +100,12 @@ class Memory:
         for name, size in kernel.workspace(problem).items():
             allocate = torch.zeros if starts_zeroed(name) else torch.empty
             buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
-        enqueue = self._backend.prepare(kernel.compiled, kernel.launches(problem), buffers)
-        return _keeping(enqueue, buffers)
+        return self._backend.prepare(kernel.compiled, kernel.launches(problem), buffers)
 
 
 def scale_of(dtype: torch.dtype) -> float:
     """By which the numbers of 8 bits are multiplied to be normal ones."""
     return 1.0 if dtype.is_floating_point else 1 / 32
-
-
-def _keeping(enqueue: Callable[[], object], buffers: dict[str, torch.Tensor]) -> Call:
-    """The call, with the memory that it works in."""
-
-    def call(kept: dict[str, torch.Tensor] = buffers) -> None:
-        enqueue()
-
-    return call
 
 
 def _padded(spec: TensorSpec) -> int:
