@@ -6,10 +6,11 @@ The GPU at hand plays the stranger (`evoattn/model/played.py`):
     --play a100, l4   with the families and the shared memory of a block of that card, beside SDPA's flash and efficient
 
 First `evoattn calibrate` runs with `--calibrate`, in a data folder of its own; then the picks of unseen problems are
-timed in turns with SDPA, with the shipped picks (stranger alone) and with the best of a search of `--search` seconds a
-problem. One table says what came of it; `-o` keeps all times. `--calibrate 0` takes what `--folder` has, or judges
-picks before a calibration; `--problems 0` only calibrates. `--part 1/4` judges every fourth problem, so that GPUs share
-them, and `--tables` makes one table of several such files.
+timed in turns with SDPA, with the shipped picks (stranger alone), with the kernels that a pick races in the op's first
+call of a size and with the best of a search of `--search` seconds a problem. A race of its own before that says which
+one the op would run. One table says what came of it; `-o` keeps all times. `--calibrate 0` takes what `--folder` has,
+or judges picks before a calibration; `--problems 0` only calibrates. `--part 1/4` judges every fourth problem, so that
+GPUs share them, and `--tables` makes one table of several such files.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ class Row:
         """The time of the faster one of SDPA's backends over the pick's."""
         return self.over(min(self.checked.peers.values(), default=None))
 
+    @property
+    def raced(self) -> float:
+        """The time of what the op runs after its race, over the best of ours; the pick's where it has no rival."""
+        us, best = self.checked.raced_us or self.checked.pick_us, self.checked.best_us
+        return us / best if us and best else math.nan
+
     def name(self, ratio: float) -> str:
         """For people, behind a ratio."""
         return f"  {ratio:.3f} {self.checked.problem} ({self.checked.pick[0] if self.checked.pick else 'none'})"
@@ -77,6 +84,7 @@ def table(rows: Sequence[Row], goal: str) -> str:
     plain = [r for row in rows if (r := row.over(row.plain))]
     lost = [(row.checked.regret, row) for row in rows if row.checked.pick_us]
     regrets, sdpa = [regret for regret, _ in lost], [gain for gain, _ in gains]
+    raced = [row.raced for _, row in lost]
     tail = f"{quantiles(regrets, n=20)[-1]:.3f}" if len(regrets) > 1 else "none"
     lines = [
         f"Goal: {goal}.",
@@ -86,6 +94,8 @@ def table(rows: Sequence[Row], goal: str) -> str:
         f"| pick without correction / pick | {len(plain)} | {_geomean(plain)} | {min(plain, default=math.nan):.3f} |",
         f"| pick / best of ours (regret; 95th percentile {tail}) | {len(regrets)} | {_geomean(regrets)} "
         f"| {max(regrets, default=math.nan):.3f} |",
+        f"| the same of what runs after the race with its rivals | {len(raced)} | {_geomean(raced)} "
+        f"| {max(raced, default=math.nan):.3f} |",
         f"| SDPA flash or efficient / pick | {len(sdpa)} | {_geomean(sdpa)} | {min(sdpa, default=math.nan):.3f} |",
         f"Ahead of SDPA on {sum(gain > 1 for gain in sdpa)} of {len(sdpa)}; "
         f"{sum(not row.checked.pick_us for row in rows)} of {len(rows)} problems have no pick or a wrong one.",
@@ -170,7 +180,7 @@ def judge(
     def others(problem: AttentionProblem) -> list[tuple[str, dict[str, Any]]]:
         return [(one.family, one.config.params) for one in (plain[problem], shipped[problem]) if one]
 
-    how = Judging(words.search, PEERS, COMPARISON.samples, words.jobs, others, Breeder)
+    how = Judging(words.search, PEERS, COMPARISON.samples, words.jobs, others, Breeder, races=True)
     for (group, index), row in check_all(problems, gpu, how, say, tools):
         theirs = plain[group.problems[index]], shipped[group.problems[index]]
         yield Row(row, *(row.times.get(one.config.id) if one else None for one in theirs))

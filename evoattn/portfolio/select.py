@@ -37,6 +37,7 @@ from evoattn.portfolio.campaign import bits_of, families_of, group_of
 from evoattn.portfolio.kernels import Genes, KernelList, kind_of
 from evoattn.portfolio.pick import Pick, likely, pick, portfolio_kernels, whole
 from evoattn.portfolio.proposals import ClimbingBreeder
+from evoattn.portfolio.wins import Raced
 from evoattn.portfolio.workload import DRAWS, PLAIN
 from evoattn.timing.protocol import COMPARISON
 
@@ -222,6 +223,8 @@ class Checked:
     """Which kernels of the search proved wrong, and so have no time."""
     times: dict[str, float] = field(default_factory=dict)
     """µs of each of our kernels in the final, by its id."""
+    raced_us: float | None = None
+    """In the final, of who won a race of the pick and its rivals before it; None where there was none to race."""
 
     @property
     def regret(self) -> float:
@@ -288,14 +291,16 @@ def check(
     rounds: int,
     peers: tuple[str, ...],
     known: Sequence[Kernel] = (),
+    rivals: Sequence[Kernel] = (),
 ) -> Checked:
-    """The pick, the search's best, the `known` kernels and the peers in turns, all proved on the problem's own
-    shape."""
+    """The pick, the search's best, the `known` kernels, the pick's `rivals` and the peers in turns, all proved on the
+    problem's own shape; before that a race of the pick and its rivals, whose times count for nothing else."""
     group, index = place
     problem = group.problems[index]
     ours = _of_group(group, Kernel(chosen.family, chosen.config.params)) if chosen else None
     found = [k for k in group.leaders(index, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
-    others = [_of_group(group, kernel) for kernel in known]
+    others = [_of_group(group, kernel) for kernel in (*known, *rivals)]
+    raced = _winner(engine, place, [ours, *others[len(known) :]]) if ours and rivals else None
     distinct = {k.id: k for k in ([ours] if ours else []) + found + others}
     result = engine.final(group, index, list(distinct.values()), replace(COMPARISON, samples=rounds), peers)
     times, timings = result.right_us, result.timings
@@ -322,7 +327,21 @@ def check(
         result.refusals,
         fault,
         {k.id: times[k.id] for k in right},
+        times.get(raced.id) if raced else None,
     )
+
+
+def _rivals(chosen: Pick | None, problem: AttentionProblem, gpu: GpuSpec) -> list[Kernel]:
+    """Those of a pick that can serve the very problem."""
+    rivals = chosen.rivals if chosen else ()
+    able = (c for c in rivals if not registry.lookup(c.family).why_impossible(problem, c, gpu))
+    return [Kernel(config.family, config.params) for config in able]
+
+
+def _winner(engine: GroupSearch, place: Place, kernels: Sequence[Kernel]) -> Kernel:
+    """Of a race of the first of these kernels with the others, decided as the op decides it."""
+    us = engine.final(*place, kernels).right_us
+    return kernels[Raced(tuple(us.get(kernel.id, math.inf) for kernel in kernels)).best]
 
 
 def _of_group(group: Group, kernel: Kernel) -> Kernel:
@@ -391,6 +410,8 @@ class Judging:
     """Kernels that take part in a problem's final, (family, parameters)."""
     breeder: type[Breeder] = ClimbingBreeder
     """Of the search."""
+    races: bool = False
+    """Whether a pick races its rivals before the final, as in the op's first call of a size."""
 
 
 def check_all(
@@ -410,7 +431,8 @@ def check_all(
             engine.run(wanted.seconds * len(problems))
             say(f"searched: {engine.compiled} compiles, {engine.measured} times")
         chosen = [[Kernel(one.family, one.config.params)] if one else [] for one in picks]
-        named = zip(places, chosen, known, strict=True)
-        engine.compile_all([(group, kernel) for (group, _), own, more in named for kernel in own + more])
-        for place, one, more in zip(places, picks, known, strict=True):
-            yield place, check(engine, place, one, wanted.rounds, wanted.peers, more)
+        rivals = [_rivals(*both, gpu) if wanted.races else [] for both in zip(picks, problems, strict=True)]
+        named = zip(places, chosen, known, rivals, strict=True)
+        engine.compile_all([(group, k) for (group, _), own, more, others in named for k in own + more + others])
+        for place, one, more, others in zip(places, picks, known, rivals, strict=True):
+            yield place, check(engine, place, one, wanted.rounds, wanted.peers, more, others)

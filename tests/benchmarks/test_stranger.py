@@ -71,18 +71,22 @@ def test_picks_are_timed_with_the_best_of_a_search_and_sdpa():
     assert all(row.checked.peers == {"flash": 1e6, "efficient": 1e6} and row.plain for row in rows)
     assert all(row.checked.pick_us == row.shipped >= row.checked.best_us for row in rows), "one kernel"
     assert "Ahead of SDPA on 3 of 3; 0 of 3" in table(rows, GOALS["stranger"])
+    raced = [one.checked for one in rows if one.checked.raced_us]
+    assert raced and any(one.raced_us < one.pick_us for one in raced), "the card is not as the cost model has it"
+    assert all(one.best_us <= one.raced_us <= one.pick_us for one in raced)
     assert "searched: " in said[-1]
     (row,) = judge(problems[:1], CARD, None, argparse.Namespace(search=0.0, jobs=1), said.append, TOOLS)
     assert row.shipped is None and row.checked.candidates == 0 and row.checked.pick_us and len(said) == 1
 
 
-def row(problem, pick_us, best_us, peers, shipped=None, wrong=""):
-    return Row(Checked(problem, "", ("f", {}), wrong, pick_us, best_us, None, 1, peers), pick_us, shipped)
+def row(problem, pick_us, best_us, peers, shipped=None, wrong="", raced_us=None):
+    checked = Checked(problem, "", ("f", {}), wrong, pick_us, best_us, None, 1, peers, raced_us=raced_us)
+    return Row(checked, pick_us, shipped)
 
 
 def test_the_table_says_who_is_ahead():
     rows = [
-        row("a", 10.0, 8.0, {"flash": 20.0, "efficient": 15.0}, 8.0),
+        row("a", 10.0, 8.0, {"flash": 20.0, "efficient": 15.0}, 8.0, raced_us=9.0),
         row("b", 10.0, 9.0, {"flash": 9.0}),
         row("c", None, 8.0, {"flash": 9.0}, wrong="no pick"),
     ]
@@ -90,6 +94,7 @@ def test_the_table_says_who_is_ahead():
     assert "| pick / shipped pick | 1 | 1.250 | 1.250 |" in text and "Ahead of SDPA on 1 of 2; 1 of 3" in text
     assert f"| 2 | {(1.25 * 10 / 9) ** 0.5:.3f} | 1.250 |" in text and "wrong: c: no pick" in text
     assert "| 2 | 1.162 | 0.900 |" in text
+    assert f"after the race with its rivals | 2 | {(9 / 8 * 10 / 9) ** 0.5:.3f} | 1.125 |" in text
     assert "none" in table([], "none")
 
 
