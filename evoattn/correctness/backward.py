@@ -99,8 +99,10 @@ def make_answer(
     step = info.smallest_normal * info.eps  # of subnormal numbers: what cancels out is rounded to it
     for name, values in exact.values.items():
         rounded, bound = values.to(dtype), of_scores * exact.bounds[name]
-        nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
-        difference, rounding = low.values[name].to(exact_dtype) - values, rounded.to(exact_dtype) - values
+        held = rounded.isfinite()  # those of tables, biases and sinks are fp32, which holds more
+        nudged = ((rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)).where(held, 0)
+        difference = low.values[name].to(exact_dtype) - values
+        rounding = (rounded.to(exact_dtype) - values).where(held, 0)
         largest = factor * difference.abs().max().item() + 2 * nudged.abs().max().item() + absolute
         mean = factor * rms(difference) + 2 * rms(rounding) + absolute
         largest, mean = max(largest, unit * values.abs().max().item()), max(mean, unit / 2 * rms(values))

@@ -222,6 +222,19 @@ def test_gradients_in_16_bits_are_near_the_exact_ones(kind):
             assert (low[name] - values).norm() <= 0.002 * values.norm(), name
 
 
+def test_gradients_of_tables_that_16_bits_do_not_hold():
+    text = "B=2 H=2 Hkv=1 Sq=40 Sk=131 D=24 dtype=fp16 mask=causal_lower_right op=backward lse=1"
+    problem = parse_shape(f"{text} score=s*gate[h] tables=gate:fp32:2 grads=own_gate")
+    kind = "large_logits_two_keys"
+    answer = backward.make_answer(problem, backward.make_inputs(problem, 1, "cpu", kind), kind, double=True)
+    gate = answer["down_gate"]
+    assert gate.values.abs().max() > torch.finfo(torch.float16).max
+    assert gate.allowed_error < gate.values.abs().max() / 3
+    assert all(math.isfinite(bound) for one in answer.values() for bound in (one.allowed_error, one.allowed_rms))
+    exact = {name: one.values.float() for name, one in answer.items()}
+    assert judge(exact, answer)[0] == ""
+
+
 def test_a_softcap_allows_three_times():
     problem = AttentionProblem(1, 1, 1, 40, 60, 32, "fp16", op="backward", softcap=5.0)
     tensors = backward.make_inputs(problem, 1, "cpu")
