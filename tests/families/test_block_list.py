@@ -205,9 +205,10 @@ def test_bits_of_the_first_blocks_of_a_list(family, monkeypatch):
     assert block_list.packed_mask(problem).row_words == 8  # of four blocks
     module = MODULES[family]
     config = load_space(family, H100).make_config(module.BASE | {"BLOCK_N": 64})
-    fault = ("bits_row_words / (block_keys / 32) * tiles_per_block", "partial_tiles")
-    passed = [judged(built(module.FAMILY, problem, config, H100, *e), problem).passed for e in ((), (fault,))]
-    assert passed == [True, False]
+    room = "bits_row_words / (block_keys / 32) * tiles_per_block"
+    faults = [(room, "partial_tiles")], [(room, room.replace("bits_row_words", "block_row"))]
+    passed = [judged(built(module.FAMILY, problem, config, H100, *e), problem).passed for e in ([], *faults)]
+    assert passed == [True, False, False]
 
 
 def test_a_source_whose_bits_lie_by_keys_is_outdated():

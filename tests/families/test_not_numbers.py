@@ -15,7 +15,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import ROUNDED
 from evoattn.model.space import KernelConfig
-from tests.families.on_interpreter import built
+from tests.families.on_interpreter import built, judged
 
 H100 = GPUS["h100"]
 pytestmark = pytest.mark.slow
@@ -87,3 +87,13 @@ def test_a_starting_config_of_each_family(name):
     ]
     problem, config = next((p, c) for p in problems for c in starting if not family.why_impossible(p, c, H100))
     assert wrong(config, problem) == ""
+
+
+@pytest.mark.parametrize("family", ["backward_mma", "backward_wgmma"])
+def test_an_expression_that_is_no_number_behind_the_last_row(family):
+    problem = AttentionProblem(1, 2, 1, 71, 40, 64, "fp16", op="backward", score="s/(71-q)")
+    module, starting = FAMILIES[family], load_space(family, H100).starting_configs()
+    config = next(c for c in starting if not module.why_impossible(problem, c, H100))
+    fault = ("if (query >= seqlen_q) score = NEGATIVE_INFINITY;", "")
+    passed = [judged(built(module, problem, config, H100, *e), problem).passed for e in ((), (fault,))]
+    assert passed == [True, False]

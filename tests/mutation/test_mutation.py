@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.correctness.cases import proof_of
+from evoattn.families.block_list import packed_mask
 from evoattn.families.registry import FAMILIES
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.rooms import ROOMS
 from tests.mutation.sources import bare_lines, changes_in, files_of, mutants_of
 from tests.mutation.table import Reason, load_reasons, survivors, table
+from tests.mutation.variants import serving, settings_of
 from tests.mutation.verdicts import SURVIVED, Verdict
 
 TEXT = """// if (a < b) wait();
@@ -118,6 +121,14 @@ def test_every_family_has_mutants_of_its_template_and_headers(family):
     assert {m.file for m in mutants} <= set(files_of(family)) and f"{family}.cu.j2" in files_of(family)
     assert len({m.change.kind for m in mutants}) >= 6 and len(mutants) > 200
     assert len(mutants) == sum(len(changes_in(file)) for file in files_of(family)), "a key is of one change"
+
+
+@pytest.mark.parametrize("family", serving("block lists"))
+def test_of_three_settings_with_lists_some_read_bits_of_a_predicate(family):
+    settings = settings_of(family, "block lists", 3, 4497)
+    cases = [c for s in settings for c in proof_of(s.problem).interpreter_cases(s.problem, s.config)]
+    assert any(packed_mask(case.problem) for case in cases)
+    assert any(s.problem.predicate for s in settings) and any(not s.problem.predicate for s in settings)
 
 
 def test_the_table_counts_equivalents_apart():
