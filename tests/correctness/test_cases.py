@@ -20,7 +20,7 @@ from evoattn.correctness.cases import (
     with_small_tables,
 )
 from evoattn.correctness.eight_bits import quantised
-from evoattn.correctness.interpreter_cases import interpreter_cases
+from evoattn.correctness.interpreter_cases import MOST_SQUARE_KEYS, interpreter_cases
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
@@ -330,4 +330,7 @@ def test_every_launch_has_a_third_block_along_x_in_some_case(variant):
             for case in proof_of(setting.problem).interpreter_cases(setting.problem, setting.config):
                 for launch in case.placed(kernel).launches(case.problem):
                     most[launch.kernel] = max(most[launch.kernel], launch.grid[0])
+            params = setting.config.params
+            if 2 * int(params.get("TILES_A_BLOCK", 0)) * int(params.get("BLOCK_N", 0)) >= MOST_SQUARE_KEYS:
+                del most["three_kernel_scores"]  # its third block would have more keys than a square case
             assert min(most.values()) >= 3, (str(setting), most)

@@ -26,7 +26,7 @@ RISES = "|| raise) raise_"
 BALANCED = {"SCHEDULE": "balanced"}
 GIVER, MEMBER = "((blockIdx.y - 1) * gridDim.x + blockIdx.x)", "tile) * gang + blockIdx.x;"
 TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
-RELEASE = "release(before);\n      }\n#", "}\n#"
+RELEASE = "release(barrier(Smem::V_EMPTY, before.stage));", ""
 SPLIT = {"LOAD": "tma", "SPLITS": 16, "STAGES": 2, "BLOCK_N": 64, "MERGE": "last_block"}
 FAULTS = {
     "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
