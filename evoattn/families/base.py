@@ -225,8 +225,8 @@ class Family(ABC):
         """The value of each gene on which the bits of a row depend that all kernels of `batch_invariant` have; empty
         where the family leaves such problems to another one, or serves none.
 
-        It depends on head_dims, dtype and architecture alone, so that a row has one recipe whatever is around it; no
-        two families have one for the same of these.
+        Which family has one depends on head_dims, dtype and architecture alone. Values that depend on lengths too make
+        the same bits of each row that both serve.
         """
         return {}
 

@@ -22,7 +22,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.portfolio.pick import pick
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.spaces import choose_spaces
-from tests.families.on_interpreter import Edit, built
+from tests.families.on_interpreter import Edit, built, judged
 
 KEYS, ROWS, CHUNKS = 270, (64, 131, 269), ((0, 70), (185, 230))
 """Of a causal sequence, and those of its queries that are computed in other surroundings, too."""
@@ -164,6 +164,25 @@ OTHERS = [
 def test_the_same_by_other_kernels(gpu, fields, many, one):
     whole = causal(dtype="bf16", lse=True, **fields)
     assert compared(*kernels("flash_wgmma", gpu, whole, ({**MANY, **many}, {**SPLIT, **one})), whole) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "genes"),
+    [
+        ("B=2 H=2 Sq=1 Sk=384 D=64 seqused=1:384", {"KEY_SPLIT": 6}),
+        ("B=2 H=4/2 Sq=3 Sk=190 D=64 mask=causal varlen=0:3", {"KEY_SPLIT": 3, "GROUP_ROWS": True}),
+        ("B=2 H=2 Sq=1 Sk=180 D=128 page=64 seqused=1:180", {"KEY_SPLIT": 3}),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_a_cluster_is_right_where_some_of_its_blocks_have_no_keys(shape, genes):
+    """And where its launch runs twice on the same memory."""
+    family, card = registry.lookup("flash_wgmma"), CARDS["h100"]
+    problem = parse_shape(f"{shape} bf16 lse=1 batch_invariant=1")
+    base = load_space("flash_wgmma", card).starting_configs()[0].params | family.recipe(problem, card) | WGMMA
+    config = KernelConfig("flash_wgmma", base | CLUSTER | {"PART_TILES": 1} | genes)
+    assert judged(built(family, problem, config, card), problem, repeat=True).passed
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -563,7 +563,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "p registers": genes.P_PLACE == "registers",
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",
-        "dq by bulk": False,  # likewise, among sums that are gone
+        "dq by bulk": False,  # as the trees were fitted, among sums that are gone
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "by products": genes.GROUP_SHARE == "products",
