@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.backends.kernel_files import OPTIONS, KernelFiles
+from evoattn.model import forks
 from evoattn.model.paths import cubin_cache
 from evoattn.model.played import target
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
@@ -33,9 +34,20 @@ class CompileError(RuntimeError):
         return CompileError, (str(self), self.log)
 
 
-@cache
+_LOADING = forks.Lock()
+
+
 def _nvrtc() -> Any:
-    """CuPy's NVRTC. Raises `ImportError` or `OSError`."""
+    """CuPy's NVRTC. Raises `ImportError` or `OSError`.
+
+    One thread looks for it: a compile beside that fails, as NVRTC finds its built-in functions only when all is loaded.
+    """
+    with _LOADING:
+        return _found_nvrtc()
+
+
+@cache
+def _found_nvrtc() -> Any:
     from evoattn.backends.with_cupy import cupy
 
     return loaded(cupy.cuda.nvrtc)

@@ -2,6 +2,8 @@
 CuPy's folder, CUDA's context and what is loaded ahead."""
 
 import struct
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -198,3 +200,25 @@ def test_a_machine_without_a_driver_has_none():
         raise OSError(name)
 
     assert not make_context(load)
+
+
+AT_ONCE = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from evoattn.backends.compiler import compile_source
+
+begin = threading.Barrier(4)
+
+def compiled(number):
+    begin.wait()
+    return compile_source(f'extern "C" __global__ void k{number}(float* o) {{ o[0] = {number}; }}', "sm_90a")
+
+with ThreadPoolExecutor(4) as threads:
+    assert len({one.cubin for one in threads.map(compiled, range(4))}) == 4
+"""
+
+
+@pytest.mark.slow
+def test_the_first_compiles_of_a_process_may_be_at_once():
+    """As those of a pick and its rivals. NVRTC is found once for each process: so it takes a new one."""
+    subprocess.run([sys.executable, "-c", AT_ONCE], check=True)
