@@ -164,7 +164,9 @@ class FlashWgmma(Family):
         return {
             "CLUSTER": split,
             "PARTS_IN_GLOBAL": parts_in_global(problem, genes),
-            "FEW_ROWS": genes.BLOCK_M == WARPGROUP_ROWS and rows_of_tiles(problem, genes) <= FEW_ROWS,
+            "FEW_ROWS": problem.batch_invariant  # else one source serves all lengths
+            and genes.BLOCK_M == WARPGROUP_ROWS
+            and rows_of_tiles(problem, genes) <= FEW_ROWS,
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             **variant_constants(problem),
             **block_list_constants(problem),
