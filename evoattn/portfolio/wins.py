@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ from evoattn.portfolio.pick import Pick
 FOLDER = "kept"
 """In the data folder: one of its own, which nobody else may write."""
 FILE, RACES_FILE = f"{FOLDER}/wins.jsonl", f"{FOLDER}/races.jsonl"
+OLD_FILE = "wins.json"
+"""What `FILE` was until November 2026, one JSON text in the data folder: its wins are taken over once."""
 MOST_BYTES = 64 << 20
 """Of wins: some 80,000."""
 CLEARLY = 0.985
@@ -98,6 +101,16 @@ class Wins:
         self.path = path or data_folder() / FILE
         self._lines = appended.Lines(self.path, MOST_BYTES)
         self._lock = forks.Lock()
+        if path is None and not self.path.exists():
+            self._take_over(data_folder() / OLD_FILE)
+
+    def _take_over(self, old: Path) -> None:
+        """Keep the wins of the file of before, as far as they can be read."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            for row in json.loads(old.read_bytes())["wins"]:
+                with contextlib.suppress(ValueError, TypeError, AttributeError, ProblemError):
+                    win = Win.from_row(row)
+                    self._lines.add(win.key, win.to_row())
 
     def find(self, problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
         """The win for this problem on this kind of GPU; None where there is none, and, with a warning, where today's

@@ -1,5 +1,6 @@
 """The file of kernels that the user's own searches found."""
 
+import json
 import warnings
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from evoattn.backends import appended
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.wins import Win, Wins
 
@@ -52,6 +54,21 @@ def test_a_later_win_replaces_an_earlier_one_and_others_stay(tmp_path):
     theirs.add([win(us=4.0), win(PROBLEM.with_(batch=2))])
     assert "4.00" in ours.find(PROBLEM, H100).why, "another process's change is seen"
     assert ours.find(PROBLEM.with_(batch=2), H100)
+
+
+def test_wins_of_the_file_of_before_are_taken_over_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    old = data_folder() / "wins.json"
+    old.parent.mkdir(parents=True)
+    rows = ["no row", {"problem": {"mask": "a later mask"}}, win().to_row()]
+    old.write_text(json.dumps({"version": 1, "wins": rows}))
+    assert Wins().find(PROBLEM, H100).config.params == PARAMS
+    Wins().add([win(us=4.0)])
+    assert "4.00" in Wins().find(PROBLEM, H100).why, "what came later stays"
+    for text in ("", "[]", "{", '{"wins": 5}', "[" * 10_000):
+        Wins().path.unlink(missing_ok=True)
+        old.write_text(text)
+        assert Wins().find(PROBLEM, H100) is None
 
 
 LATER = [
