@@ -319,6 +319,7 @@ def test_some_scales_of_extremes_are_zero_and_neighbours_differ():
         assert not scale[:, heads][:, :, rows].any() and scale.bool().float().mean() >= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["", "block lists", "expression"])
 def test_every_launch_has_a_third_block_along_x_in_some_case(variant):
     """A kernel that leaves out the third one, or what it alone has to do, is seen by it."""

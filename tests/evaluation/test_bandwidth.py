@@ -35,6 +35,7 @@ def test_a_plausible_answer_is_taken(answer, taken):
     assert found == (replace(SPEC, dram_gb_per_s=250.0) if taken else SPEC)
 
 
+@pytest.mark.slow
 def test_a_probe_that_fails_changes_nothing():
     assert probed(SPEC, DEVICE, Dies) == SPEC
 

@@ -11,6 +11,8 @@ import pytest
 from evoattn.evaluation.process import Ending, Handler, adopt
 from evoattn.evaluation.workers import Pool, Worker, WorkerFailed, processes, wait_for_any
 
+pytestmark = pytest.mark.slow
+
 
 class Obedient(Handler):
     """Does what its task says."""
@@ -75,7 +77,6 @@ def test_a_result_comes_back_from_one_process(worker):
     assert first.value == second.value
 
 
-@pytest.mark.slow
 def test_a_process_whose_asker_is_gone_ends_without_an_error():
     worker = Worker(Obedient)
     worker.wait()
@@ -101,7 +102,6 @@ def test_an_exception_costs_the_task_only(worker):
 @pytest.mark.parametrize(
     "task, ending, words", [(("exit", 3), Ending.DIED, "exit code 3"), (("hang", 60), Ending.TIMEOUT, "limit of 1 s")]
 )
-@pytest.mark.slow
 def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, words):
     before = worker.ask(("echo", 0), 200.0).value[1]
     outcome = worker.ask(task, seconds=1.0)
@@ -133,7 +133,6 @@ def test_a_handler_that_cannot_start_is_counted_with_its_reason():
         worker.stop()
 
 
-@pytest.mark.slow
 def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker):
     worker.ask(("echo", 0), 200.0)
     worker.submit("before", ("hang", 0.3), 200.0)
@@ -143,7 +142,6 @@ def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker
     assert len(refreshed) >= 3
 
 
-@pytest.mark.slow
 def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
     pool = Pool(processes(2, Obedient))
     try:
@@ -161,7 +159,6 @@ def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
         ("-n 16", "evoattn: A process may have 16 files open here, which is too few for one worker more"),
     ],
 )
-@pytest.mark.slow
 def test_limits_that_leave_no_room_for_a_worker_are_said_at_once(limit, said, tmp_path):
     search = f"{sys.executable} -m evoattn search --gpu l4 --offline --budget 2s --shape B=1,H=1,S=32,D=16"
     words = ["bash", "-c", f"ulimit {limit}; exec {search} --db {tmp_path / 'db.sqlite'}"]

@@ -27,6 +27,8 @@ from evoattn.ops import block_masks, flex
 from evoattn.ops.runtime import current
 from tests.support.compiles import NOT_KNOWN, ptx_kept
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(2, 2, 77, 131)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -138,10 +139,12 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "the same bits", [_calls(call, None, mask), _calls(replace(call, batch_invariant=False), None, mask)]
 
 
+@pytest.mark.slow
 def test_what_is_made_of_functions_and_masks_stays():
     assert not changed("masks")
 
 
+@pytest.mark.slow
 def test_lists_agree_with_the_bands_that_they_may_be_of(monkeypatch):
     """A block of which a band shows no pair may be EMPTY or PARTIAL, one of which it shows all PARTIAL or FULL."""
     rows, keys, sizes, tables = 18, 27, (5, 8), []

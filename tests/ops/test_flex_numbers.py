@@ -17,6 +17,8 @@ from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import FakeDevice, Pick, build, near, tensors, wgmma_pick
 from tests.ops.test_flex_mods import by_torch
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -14,6 +14,8 @@ from evoattn.storage import Storage, StorageError
 from evoattn.storage.copying import copy_database, count_rows
 from tests.storage.storage_records import make_study, record, timing
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def target(request, tmp_path):
@@ -51,7 +53,6 @@ def contents(storage):
     return studies, trials, sources, places, peers, [storage.profile(t.number) for each in trials for t in each]
 
 
-@pytest.mark.slow
 def test_all_of_it_arrives_and_new_trials_are_numbered_on(either, url, target):
     fill(either)
     said = CliRunner().invoke(app, ["db", "copy", url, target])
@@ -84,7 +85,6 @@ def test_large_tables_go_in_pages(either, target):
     there.close()
 
 
-@pytest.mark.slow
 def test_nothing_is_kept_where_rows_go_missing(either, target):
     def miscount(connection, table):
         rows = count_rows(connection, table)
@@ -152,7 +152,6 @@ def test_a_missing_source_is_a_sentence(tmp_path, target):
     assert said.exit_code == 1 and "There is no database at" in said.output
 
 
-@pytest.mark.slow
 def test_a_source_that_is_text_is_a_sentence_about_the_source_database(storage, tmp_path):
     fill(storage)
     with storage._engine.begin() as connection:
