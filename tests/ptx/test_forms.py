@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from tests.ptx.golden.harness import evaluate
-from tests.ptx.golden.operands import operand
 
 COMPARE = {"lt": np.less, "ge": np.greater_equal, "hi": np.greater, "lo": np.less, "ne": np.not_equal}
+
+
+def operand(kind: str, seed: int) -> np.ndarray:
+    """Values of a whole number's PTX type: its edges among random ones."""
+    dtype, rng = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{int(kind[1:]) // 8}"), np.random.default_rng(seed)
+    limits = np.iinfo(dtype)
+    edges = np.array([0, 1, 2, 31, 32, 33, limits.min, limits.max, limits.max - 1], dtype)
+    return rng.permutation(np.concatenate([edges, rng.integers(limits.min, limits.max, 87, dtype, endpoint=True)]))
+
+
 WORDS = [operand("u32", seed) for seed in range(2)]
 
 

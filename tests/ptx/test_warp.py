@@ -1,4 +1,4 @@
-"""Warp-wide instructions against statements lane by lane."""
+"""Warps: who takes part in an instruction of all lanes. What it computes, an H100 has said (`test_golden.py`)."""
 
 import numpy as np
 import pytest
@@ -7,74 +7,6 @@ from evoattn.ptx import PtxError
 from tests.ptx.golden.harness import evaluate, run_ptx
 
 VALUES = np.random.default_rng(0).integers(0, 2**32, 96, np.uint32)
-
-
-def shuffled(mode, values, b, c):
-    """shfl.sync as the PTX ISA writes it, lane by lane."""
-    out, valid = [], []
-    for lane in range(len(values)):
-        warp, j = lane // 32 * 32, lane % 32
-        segment, clamp = c >> 8 & 31, c & 31
-        highest, lowest = (j & segment) | (clamp & ~segment & 31), j & segment
-        source = {"up": j - b, "down": j + b, "bfly": j ^ b, "idx": lowest | (b & ~segment & 31)}[mode]
-        ok = source >= highest if mode == "up" else source <= highest
-        out.append(int(values[warp + (source if ok else j)]))
-        valid.append(int(ok))
-    return out, valid
-
-
-@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
-@pytest.mark.parametrize("b, c", [(1, 0x1F), (2, 0x1F), (16, 0x1F), (3, 0x1C1F), (5, 0x1807), (0, 0)])
-def test_shuffle(mode, b, c):
-    if mode == "up":
-        c &= ~0x1F
-    statement = f"shfl.sync.{mode}.b32 %d|%p0, %x0, {b}, {c}, -1;"
-    out, valid = shuffled(mode, VALUES, b, c)
-    assert evaluate(statement, "u4", VALUES).tolist() == out
-    assert evaluate(statement + "selp.u32 %d, 1, 0, %p0;", "u4", VALUES).tolist() == valid
-    assert (
-        evaluate(f"mov.u32 %r0, {b}; shfl.sync.{mode}.b32 %d, %x0, %r0, {c}, 0xffffffff;", "u4", VALUES).tolist() == out
-    )
-
-
-def test_votes():
-    low = VALUES % 5
-    by_warp = low.reshape(-1, 32)
-    ballot = evaluate("setp.lt.u32 %p0, %x0, 2; vote.sync.ballot.b32 %d, %p0, -1;", "u4", low).reshape(-1, 32)
-    assert (
-        ballot[:, 0].tolist() == [sum(1 << i for i, v in enumerate(w) if v < 2) for w in by_warp]
-        and (ballot == ballot[:, :1]).all()
-    )
-    for mode, holds in (("all", np.all), ("any", np.any)):
-        for limit in (0, 3, 5):
-            got = evaluate(
-                f"setp.lt.u32 %p0, %x0, {limit}; vote.sync.{mode}.pred %p1, %p0, -1; selp.u32 %d, 1, 0, %p1;", "u4", low
-            )
-            assert got.reshape(-1, 32)[:, 0].tolist() == [int(holds(w < limit)) for w in by_warp]
-    assert evaluate("setp.lt.u32 %p0, %x0, 2; vote.sync.ballot.b32 %d, !%p0, -1;", "u4", low)[0] == ~ballot[0, 0]
-
-
-def test_match_and_reduce():
-    low = VALUES % 5
-    match = evaluate("match.any.sync.b32 %d, %x0, -1;", "u4", low)
-    assert match.tolist() == [sum(1 << j for j in range(32) if low[i // 32 * 32 + j] == low[i]) for i in range(96)]
-    signed = VALUES.view(np.int32)
-    for action, reduce in (
-        ("add", lambda w: int(w.sum()) & 0xFFFFFFFF),
-        ("min", lambda w: int(w.min())),
-        ("max", lambda w: int(w.max())),
-    ):
-        got = evaluate(f"redux.sync.{action}.s32 %d, %x0, -1;", "i4", signed)
-        expected = [reduce(w.astype(np.int64)) for w in signed.reshape(-1, 32)]
-        assert (got[::32].astype(np.int64) - expected).tolist() in (
-            [0] * 3,
-            [-(2**32) * (e > 2**31 - 1) for e in expected],
-        )
-    by_warp = np.bitwise_xor.reduce(VALUES.reshape(-1, 32), axis=1)
-    assert evaluate("redux.sync.xor.b32 %d, %x0, -1;", "u4", VALUES)[::32].tolist() == by_warp.tolist()
-    assert evaluate("elect.sync %d|%p0, -1; selp.u32 %d, 1, 0, %p0;", "u4", VALUES).tolist() == [
-        int(i % 32 == 0) for i in range(96)
-    ]
 
 
 def test_special_registers():
@@ -159,22 +91,6 @@ def test_unknown_instructions_are_refused_before_running():
         assert not out.any()
 
 
-def test_groups_of_a_warp_vote_and_reduce_apart_by_one_instruction():
-    groups = "and.b32 %r1, %tid, 24; mov.u32 %r2, 0xff; shl.b32 %r2, %r2, %r1; "
-    low = VALUES % 9
-    octets = low.reshape(-1, 8)
-    ballot = evaluate(groups + "setp.lt.u32 %p0, %x0, 4; vote.sync.ballot.b32 %d, %p0, %r2;", "u4", low)
-    assert ballot.tolist() == [
-        sum(1 << i % 32 // 8 * 8 + j for j, v in enumerate(octets[i // 8]) if v < 4) for i in range(96)
-    ]
-    assert (
-        evaluate(groups + "redux.sync.max.u32 %d, %x0, %r2;", "u4", low).tolist()
-        == np.repeat(octets.max(1), 8).tolist()
-    )
-    alone = evaluate(groups + "elect.sync %d|%p0, %r2;", "u4", low)
-    assert alone.tolist() == [i % 32 // 8 * 8 for i in range(96)]
-
-
 def test_a_register_that_nobody_wrote_is_no_zero():
     out = np.zeros(32, np.float32)
     body = "mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a0; add.f32 %f0, %f1, %f1; st.global.f32 [%q0], %f0;"
@@ -197,3 +113,16 @@ def test_an_aligned_instruction_misses_threads_that_have_exited():
     for gone, right in (("setp.eq.u32 %p0, %tid, 5;", False), ("setp.lt.u32 %p0, %tid, 32;", True)):
         faults = run_ptx(gone + "@%p0 exit; " + product, threads=64).faults
         assert not faults if right else "never reaches" in faults[0]
+
+
+def test_mma_by_a_part_of_the_warps_leaves_the_others_alone():
+    """Warp 1 skips it; its registers keep what they had."""
+    body = """
+mov.u32 %r0, 0x3c003c00; mov.f32 %f0, 0f40000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0;
+setp.gt.u32 %p0, %tid, 31; @%p0 bra SKIP;
+mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r0,%r0,%r0}, {%r0,%r0}, {%f0,%f1,%f2,%f3};
+SKIP: mul.wide.u32 %q0, %tid, 16; add.s64 %q0, %q0, %a0; st.global.v4.b32 [%q0], {%f0,%f1,%f2,%f3};"""
+    out = np.zeros((64, 4), np.float32)
+    execution = run_ptx(body, out, threads=64)
+    assert not execution.faults and execution.counters.tensor_flops == 2 * 16 * 8 * 16
+    assert (out[:32] == 18).all() and (out[32:] == 2).all()

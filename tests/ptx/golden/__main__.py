@@ -3,11 +3,12 @@
     python -m tests.ptx.golden collect      # no GPU needed
     python -m tests.ptx.golden run [--all]  # on an H100
 
-`collect` writes the launches of tests/ptx/golden and of tests/ptx to tests/ptx/golden/golden.bin. `run` runs those
-without outputs (or all) there, twice, and prints where the interpreter differs.
+`collect` adds launches of the tests in tests/ptx to those of tests/ptx/golden/golden.bin. `run` runs those without
+outputs (or all) there, twice, and prints where the interpreter differs.
 
-After an instruction was added run both again: `collect` keeps the outputs that there are. A launch whose outputs differ
-between two runs, or that the driver refuses, is left out and named.
+After an instruction was added, and a test that launches it, run both. A launch whose outputs differ between two runs,
+or that the driver refuses, is left out and named. The file has its launches whole: a test that only says what they
+give may go.
 """
 
 import argparse
@@ -30,63 +31,38 @@ TESTS = ROOT / "tests" / "ptx"
 MOST_BYTES = 75_000
 """Inputs of a launch taken from the tests: a wgmma m64n96k16 with both operands in shared memory."""
 ALWAYS = (
-    "wgmma.mma",
-    "cp.async",
-    "ldmatrix",
-    "stmatrix",
-    "mma.sync",
-    "wmma",
-    "mbarrier",
-    "shfl",
-    "vote",
-    "match",
-    "redux",
-    "elect",
-    "mapa",
-    "st.async",
+    *("wgmma.mma", "mma.sync", "wmma", "cp.async", "ldmatrix", "stmatrix", "mbarrier", "st.async", "mapa"),
+    *("shfl", "vote", "match", "redux", "elect"),
 )
 """Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others
 each first.
 """
 SILENT_SECONDS = 20.0
-DEVICE_FILES = (
-    "test_warp",
-    "test_tensor_core",
-    "test_wgmma",
-    "test_tensor_copy",
-    "test_mbarrier",
-    "test_memory",
-    "test_control",
-    "test_forms",
-    "test_warp_specialization",
-)
 
 
 def collect() -> None:
-    """Run the cases and the tests on the interpreter; keep what adds an opcode, and every different kernel of the
-    matrix and copy instructions.
-    """
+    """Run the tests on the interpreter; keep what adds an opcode, and every different kernel of the matrix and copy
+    instructions."""
     import pytest
 
-    from tests.ptx.golden import cases, clusters, harness, programs, warp_programs
+    from tests.ptx.golden import harness
 
-    known, machine = golden_file.load() if golden_file.FILE.exists() else ([], {})
-    outputs = {golden.key: golden.after for golden in known}
-    kept: list[Golden] = []
-    opcodes: set[str] = set()
-    seen: Counter[str] = Counter()
-    group, always = "", False
+    kept, machine = golden_file.load()
+    keys, opcodes = {golden.key for golden in kept}, set[str]().union(*(golden.opcodes for golden in kept))
+    seen = Counter(golden.ptx for golden in kept)
+    group = ""
 
     def observe(*launch: Any) -> None:
         golden = Golden(f"{group}.{len(kept)}", *launch)
-        golden.after = outputs.get(golden.key)
-        if not all(isinstance(s, np.generic) for s in golden.scalars):  # a tensor map that the test has encoded itself
+        # One number may be a tensor map that the test has encoded itself.
+        if golden.key in keys or not all(isinstance(s, np.generic) for s in golden.scalars):
             return
         seen[golden.ptx] += 1
         new = golden.opcodes - opcodes
         special = seen[golden.ptx] <= 2 and any(o.startswith(ALWAYS) for o in golden.opcodes)
-        if always or (golden.bytes <= MOST_BYTES and (new or special) and is_right(golden)):
+        if golden.bytes <= MOST_BYTES and (new or special) and is_right(golden):
             kept.append(golden)
+            keys.add(golden.key)
             opcodes.update(golden.opcodes)
 
     def is_right(golden: Golden) -> bool:
@@ -104,16 +80,9 @@ def collect() -> None:
         )
 
     harness.observers.append(observe)
-    always = True
-    with np.errstate(all="ignore"):
-        for work in cases.GROUPS + programs.GROUPS + warp_programs.GROUPS + clusters.GROUPS:
-            group = work.__name__.removesuffix("_cases")
-            work()
-    always = False
-    for name in DEVICE_FILES:
-        group = name.removeprefix("test_")
-        if (TESTS / f"{name}.py").exists():
-            pytest.main(["-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", str(TESTS / f"{name}.py")])
+    for path in sorted({*TESTS.glob("test_*.py")} - {TESTS / "test_golden.py"}):
+        group = path.stem.removeprefix("test_")
+        pytest.main(["-q", "-n0", "--hypothesis-seed=0", "-p", "no:cacheprovider", str(path)])
     golden_file.save(kept, machine)
     awaiting = sum(golden.after is None for golden in kept)
     print(
