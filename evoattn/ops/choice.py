@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -227,8 +227,9 @@ class CudaClock:
 class Race:
     """Holds races and knows those that were held."""
 
-    def __init__(self, races: Races, clock: Clock, cores: int = len(os.sched_getaffinity(0))) -> None:
-        """`cores`: that compile kernels at once; a kernel has fewer rivals."""
+    def __init__(self, races: Races, clock: Clock, cores: int | None = None) -> None:
+        """`cores`: that compile kernels at once, unless given this process's share; a kernel has fewer rivals."""
+        cores = own_cores() if cores is None else cores
         self._races, self._clock, self.most_rivals = races, clock, cores - 1
 
     def known(self, choice: Choice, machine: str) -> Raced | None:
@@ -250,15 +251,16 @@ class Race:
         answer = query.numel() // query.shape[-1] * value.shape[-1] * query.element_size()
         return NO_MEMORY if self._clock.room(query.get_device()) < LEAST_ROOM * answer else ""
 
-    def hold(self, choice: Choice, machine: str, call: Call, runs: Sequence[Callable[[], str]]) -> Raced | str:
-        """All in turns: each of `runs` enqueues a kernel, the pick and its first rivals, and says why it did not. A
-        reason where there is no result, which is not kept then. One without a rival is kept in this process alone. What
-        another process found meanwhile is taken."""
+    def hold(self, choice: Choice, machine: str, call: Call, runs: Mapping[int, Callable[[], str]]) -> Raced | str:
+        """All in turns: each of `runs` enqueues a kernel, 0 the pick and the others rivals by their place behind it,
+        and says why it did not. A reason where there is no result, which is not kept then. One in which a rival takes
+        no part is kept in this process alone. What another process found meanwhile is taken."""
         with self._races.turn():
             return self.known(choice, machine) or self._hold(choice, machine, call, runs)
 
-    def _hold(self, choice: Choice, machine: str, call: Call, runs: Sequence[Callable[[], str]]) -> Raced | str:
+    def _hold(self, choice: Choice, machine: str, call: Call, runs: Mapping[int, Callable[[], str]]) -> Raced | str:
         theirs, lasts = replace(call, out=None, strict=False), len(runs) > len(choice.rivals)
+        places = list(runs)
         failed = list[str]()
 
         def contender(run: Callable[[], str]) -> Callable[[], None]:
@@ -274,8 +276,8 @@ class Race:
                 us.append(self._clock.first_us(contender(runs[0])))
                 if (1 + TORCH_MOST * choice.estimated) * us[0] > BUDGET_US:
                     return TOO_LONG
-                runs = runs[: max(1, int(BUDGET_US / 2 / us[0]))]  # a turn at least: first calls say too little
-                every: list[Callable[[], object]] = [*map(contender, runs)]
+                places = places[: max(1, int(BUDGET_US / 2 / us[0]))]  # a turn at least: first calls say too little
+                every: list[Callable[[], object]] = [contender(runs[place]) for place in places]
                 every += [lambda: torch_answer.answer(theirs)] * choice.estimated
                 if not every[1:]:
                     return TOO_LONG
@@ -288,7 +290,10 @@ class Race:
             return f"the race failed: {words[0].rstrip('.')}"
         if failed:
             return failed[0]
-        raced = Raced(tuple(us[: len(runs)]), us[-1] if choice.estimated else None)
+        took = dict(zip(places, us))
+        raced = Raced(
+            tuple(took.get(place, math.inf) for place in range(places[-1] + 1)), us[-1] if choice.estimated else None
+        )
         self._races.add(_key(choice, machine), raced, lasts)
         return raced
 
@@ -311,6 +316,12 @@ class Race:
             if second > CLEAR * fastest:
                 break
         return first_us if math.inf in least else least
+
+
+def own_cores() -> int:
+    """Cores for each of the processes that torchrun has started here, 1 at least."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, len(os.sched_getaffinity(0)) // max(1, int(ranks) if ranks.isdecimal() else 1))
 
 
 def keeps_bits(problem: StridedProblem) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -241,7 +241,7 @@ class CallPlan(Plan):
         return made, places
 
 
-def in_turn(plans: Sequence[CallPlan], call: Call) -> list[Callable[[], str]]:
+def in_turn(plans: Mapping[int, CallPlan], call: Call) -> dict[int, Callable[[], str]]:
     """What enqueues each of these plans of a call, over one answer that is not the caller's."""
     query, own = call.query, list[Tensor | None]()
 
@@ -258,7 +258,7 @@ def in_turn(plans: Sequence[CallPlan], call: Call) -> list[Callable[[], str]]:
         assert own[0] is not None
         return plan.run(call, (query, call.key, call.value, own[0]), own[1])
 
-    return [partial(run, plan) for plan in plans]
+    return {place: partial(run, plan) for place, plan in plans.items()}
 
 
 class OperationPlan(Plan):
@@ -373,21 +373,26 @@ class Kernels:
             return ready
         return CallPlan(choice, *ready, given or (), self._platform)
 
-    def ahead(self, choice: Choice, index: int) -> list[Choice]:
-        """The first rivals of a chosen kernel for which a call waits hardly longer: those that are compiled, and where
-        it has to wait for a compiler all others, whose compilers begin here."""
-        found = list[Choice]()
+    def ahead(self, choice: Choice, index: int) -> dict[int, Choice]:
+        """The rivals of a chosen kernel for which a call waits hardly longer, by their place behind it: those that are
+        compiled, and where it has to wait for a compiler all others, whose compilers begin here."""
+        found = dict[int, Choice]()
         with contextlib.suppress(Exception):  # no compiler, no more threads …: the chosen one itself says so
             waits = bool(choice.rivals) and not self._is_compiled(choice, index)
-            for one in choice.rivals:
+            for place, one in enumerate(choice.rivals, 1):
                 if (key := (index, one.key)) not in self._ahead and not self._is_compiled(one, index):
                     if not waits:
-                        break
+                        continue
                     compiler = ThreadPoolExecutor(1, "evoattn compiles")
                     self._ahead[key] = compiler.submit(self._build, *_recipe(one), self._folder)
                     compiler.shutdown(wait=False)
-                found.append(one)
+                found[place] = one
         return found
+
+    def compiles_longer(self, choice: Choice, index: int, seconds: float) -> bool:
+        """Whether what `ahead` began for a kernel takes more than so many seconds from now. It goes on."""
+        begun = self._ahead.get((index, choice.key))
+        return begun is not None and bool(wait([begun], max(0.0, seconds)).not_done)
 
     def _is_compiled(self, choice: Choice, index: int) -> bool:
         known = (index, choice.key) in self._loaded or self.failure(choice, index)

@@ -17,6 +17,8 @@ from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
+from evoattn.ops.call import strided
+from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.runtime import current
 from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
 from evoattn.peers.labels import SDPA
@@ -105,12 +107,12 @@ class TuneResult:
 
 
 def _compare(
-    engine: Searches, group: Group, index: int, entry: Asked, today: Pick | None, gpu: GpuSpec
+    engine: Searches, group: Group, index: int, entry: Asked, today: Choice | Refusal, gpu: GpuSpec
 ) -> tuple[Tuned, Win | None]:
-    """What runs today, the best that was found and SDPA, in turns and proved as a study's finalists are; the winner if
-    it is right and clearly ahead."""
+    """What runs today, after a race its winner, the best that was found and SDPA, in turns and proved as a study's
+    finalists are; the winner if it is right and clearly ahead."""
     problem = group.problems[index]
-    ours = Kernel(today.family, dict(today.config.params)) if today and not today.estimated else None
+    ours = Kernel(today.family.name, dict(today.config.params)) if isinstance(today, Choice) else None
     found = [k for k in group.leaders(index, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
     result = engine.final(group, index, [*([ours] if ours else []), *found], COMPARISON, SDPA)
     times = result.right_us
@@ -257,7 +259,7 @@ def tune(
                         tuned[id(entry)] = Tuned(entry.problem, entry.count, late, None, late, None)
                         continue
                     say("comparing")
-                    today = current.best_known(entry.problem, gpu)
+                    today = current.runtime().choose(strided(entry.problem), gpu)
                     tuned[id(entry)], win = _compare(engine, *place, entry, today, gpu)
                     wins += [win] if win else []
     return TuneResult(tuple(tuned.get(id(entry)) or _untouched(entry) for entry in entries))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -158,8 +159,8 @@ def _locked(file: TextIO) -> bool:
 
 @dataclass(frozen=True)
 class Raced:
-    """Times per call in µs: of kernels, the pick first, and of PyTorch's attention where it took part. Without any time
-    none was raced, and the pick stays."""
+    """Times per call in µs: of kernels, the pick first, infinite of those that took no part, and of PyTorch's attention
+    where it did. Without any time none was raced, and the pick stays."""
 
     us: tuple[float, ...]
     torch_us: float | None = None
@@ -177,8 +178,8 @@ class Raced:
 
     def words(self, names: Sequence[str]) -> str:
         """The time of the best of the kernels of these names, and those of the others."""
-        others = [f"{us:.1f} µs of {name}" for us, name in zip(self.us, names)]
-        others.pop(self.best)
+        timed = [(us, name) for us, name in zip(self.us, names) if us < math.inf and name != names[self.best]]
+        others = [f"{us:.1f} µs of {name}" for us, name in timed]
         others += [] if self.torch_us is None else [f"{self.torch_us:.1f} µs of PyTorch's"]
         return f"{self.us[self.best]:.1f} µs beside {' and '.join(others)}"
 

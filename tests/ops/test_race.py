@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import threading
 import time
 import warnings
 
@@ -95,8 +96,9 @@ class FakeClock:
 
 
 @pytest.fixture
-def card(tmp_path):
-    """Makes a process on the card anew: (device, clock, runtime)."""
+def card(tmp_path, monkeypatch):
+    """Makes a process on the card anew: (device, clock, runtime). It waits for rivals however slow the machine is."""
+    monkeypatch.setattr(evoattn.ops.runtime, "LATE", 1e3)
 
     def make(pick=guess, build=build, cores=2, **words):
         clock = FakeClock(**words)
@@ -485,6 +487,40 @@ def test_a_rival_that_no_compiler_makes_is_left_out(card):
     with current.use(runtime), pytest.warns(RuntimeWarning, match="no registers; what it was to race runs"):
         assert near(*call(strict=True)) and not clock.asked
         assert near(*call(strict=True)) and "BLOCK_N=64" in said() and device.loads == 1
+
+
+def test_a_rival_whose_compiler_takes_long_races_in_the_next_process(card, monkeypatch):
+    monkeypatch.setattr(evoattn.ops.runtime, "LATE", 0.25)
+    third, made, ends = KernelConfig("flash_wgmma", WGMMA | {"BLOCK_N": 96}), threading.Event(), threading.Event()
+    pick = lambda *of: dataclasses.replace(rivals(*of), rivals=(RIVAL, third))
+
+    def slow(family, problem, config, *others):
+        if config == third:
+            made.set()
+        elif config == RIVAL:
+            ends.wait(60)
+        else:  # long enough for a third's future
+            assert made.wait(60) and not time.sleep(0.2)
+        return build(family, problem, config, *others)
+
+    _, clock, runtime = card(pick, build=slow, cores=3)
+    with current.use(runtime):
+        assert near(*call(strict=True)) and [who for who, _ in clock.asked[:2]] == ["ours", "rival"]
+        assert "BLOCK_N=96" in said().split(" runs: ")[0] and "BLOCK_N=128" not in said()
+        assert said().count(" beside ") == said().count(" µs of ") == 1
+        ends.set()
+        timed = len(clock.asked)
+        assert near(*call(strict=True)) and len(clock.asked) == timed, "bits stay"
+    _, clock, runtime = card(pick, cores=3)
+    with current.use(runtime):
+        assert near(*call(strict=True)) and [who for who, _ in clock.asked[:3]] == ["ours", "rival", "rival"]
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [("", 8), ("2", 4), ("16", 1), ("0", 8), ("many", 8)])
+def test_ranks_of_one_host_share_its_cores(monkeypatch, ranks, cores):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setattr(choice.os, "sched_getaffinity", lambda process: range(8))
+    assert choice.own_cores() == cores
 
 
 def test_a_call_that_waits_for_no_compiler_does_not_wait_for_a_rival_s(card):

@@ -13,10 +13,11 @@ import evoattn
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops.runtime import current
+from evoattn.ops.choice import CudaClock, Race
+from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.shapes import Shapes
 from evoattn.ops.tune import tune
-from evoattn.portfolio.wins import Wins
+from evoattn.portfolio.wins import Raced, Races, Wins
 from tests.ops.fake_device import WGMMA, FakeDevice, fake_runtime, tensors
 from tests.ops.fake_engine import FakeEngine
 
@@ -186,6 +187,16 @@ class FarBehind(FakeEngine):
 def test_what_runs_today_has_a_time_however_far_behind(wins):
     [row] = tune([SMALL], "10s", gpu=H100, make_engine=FarBehind).rows
     assert (row.before_us, row.after_us, row.gain) == (9.0, 5.0, 1.8)
+
+
+def test_who_won_a_race_is_what_runs_today(wins, tmp_path):
+    races = Races(tmp_path / "races.jsonl")
+    races.find = lambda key: Raced((10.0, 5.0))
+    runtime = Runtime(FakeDevice(), current.best_known, tmp_path, race=Race(races, CudaClock(), 2))
+    rival = current.best_known(LARGE, H100).rivals[0]
+    with current.use(runtime, wins):
+        [row] = tune([LARGE], "10s", gpu=H100, make_engine=FakeEngine).rows
+    assert row.before == f"{rival.family} {rival.id[:8]}"
 
 
 class Alone(FakeEngine):
