@@ -1,6 +1,9 @@
-"""The file of kernels that the user's own searches found."""
+"""The files of kernels that the user's own searches found, and of races."""
 
+import contextlib
 import json
+import os
+import time
 import warnings
 from dataclasses import replace
 
@@ -11,7 +14,7 @@ from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.wins import Win, Wins
+from evoattn.portfolio.wins import Raced, Races, Win, Wins
 
 H100 = GPUS["h100"]
 PROBLEM = AttentionProblem(1, 8, 8, 512, 512, 64, "fp16", "causal_upper_left")
@@ -121,3 +124,46 @@ def test_a_soft_cap_may_be_a_whole_number(tmp_path):
     wins = Wins(tmp_path / "wins.jsonl")
     wins.add([win(PROBLEM.with_(softcap=30))])
     assert wins.find(PROBLEM.with_(softcap=30.0), H100) and not wins.find(PROBLEM, H100)
+
+
+def test_one_process_races_at_a_time_and_none_waits_for_ever(tmp_path):
+    first, second = Races(tmp_path / "races.jsonl"), Races(tmp_path / "races.jsonl")
+    for held in (True, False):
+        started = time.monotonic()
+        with first.turn() if held else contextlib.nullcontext(), second.turn(0.05):
+            assert (time.monotonic() - started >= 0.05) == held
+    (tmp_path / "no_folder").touch()
+    with Races(tmp_path / "no_folder" / "races.jsonl").turn():
+        pass
+
+
+def test_a_file_has_the_races_that_last(tmp_path):
+    path = tmp_path / "races.jsonl"
+    races = Races(path)
+    races.add(("kept",), Raced((3.0,), 4.0))
+    assert Races(path).find(("kept",)) == Raced((3.0,), 4.0)
+    races.add(("next",), Raced((5.12345, 7.0), 6.00049))
+    races.add(("kernels",), Raced((5.0, 7.0)))
+    races.add(("of this process",), Raced(()), lasts=False)
+    assert Races(path).find(("next",)) == Raced((5.123, 7.0), 6.0), "nanoseconds are kept"
+    assert Races(path).find(("kernels",)) == Raced((5.0, 7.0)) and not Races(path).find(("of this process",))
+    row = path.read_text().splitlines()[1].split(" ", 2)[2]
+    assert json.loads(row) == [[3.0], 4.0], "plain data"
+
+
+def test_a_folder_that_a_race_makes_is_its_owner_s_alone_and_its_file_is_read(tmp_path):
+    before = os.umask(0o002)
+    try:
+        races = Races(tmp_path / "data" / "kept" / "races.jsonl")
+        with races.turn():
+            races.add(("key",), Raced((3.0,), 4.0))
+    finally:
+        os.umask(before)
+    assert Races(races.path).find(("key",)) == Raced((3.0,), 4.0)
+
+
+@pytest.mark.parametrize("row", [[[1.0]], 7, {"us": [1.0], "torch": 2.0, "more": 0}, [["a"], None], [[1.0], [2.0]]])
+def test_a_race_that_a_later_evoattn_wrote_otherwise_is_held_anew(tmp_path, row):
+    races = Races(tmp_path / "races.jsonl")
+    races._lines.add(("key",), row)
+    assert Races(races.path).find(("key",)) is None
