@@ -49,7 +49,8 @@ class ClusterBarriers:
         clusters = context.threads.block_count // context.threads.cluster
         self._arriving: list[list[Knowledge]] = [[] for _ in range(clusters)]
         """By cluster: what this phase's arrivals hand over, see `HappensBefore.arrive`."""
-        self._handed_over: list[list[Knowledge]] = [[] for _ in range(clusters)]
+        self._handed_over: list[Knowledge | None] = [None] * clusters
+        """What all arrivals of the last phase did, together."""
         self._mbarriers = mbarriers_of(context)
 
     def arrive(self, arrival: ClusterArrival, active: ActiveThreads) -> list[tuple[int, Mask]]:
@@ -86,7 +87,10 @@ class ClusterBarriers:
         for cluster in np.flatnonzero(~missing & arrived.any(1)).tolist():
             state = self._state[cluster * size : (cluster + 1) * size]
             state[state == _ARRIVED] = _COMPLETE
-            self._handed_over[cluster], self._arriving[cluster] = self._arriving[cluster], []
+            told, self._arriving[cluster] = self._arriving[cluster], []
+            for knowledge in told[1:]:
+                told[0].join(knowledge)
+            self._handed_over[cluster] = told[0] if told else None
             self._mbarriers.complete_announcement(cluster)
         released = []
         for pc, mask in list(self.waiting_at.items()):
@@ -105,13 +109,13 @@ class ClusterBarriers:
         self._mbarriers.hear(warps)
         if self.context.races is None:
             return
-        for warp in warps.tolist():
-            cluster, column = divmod(warp, self.context.threads.cluster_warps)
-            if self._handed_over[cluster]:
-                order = self.context.races.synchronize()
-                for knowledge in self._handed_over[cluster]:
-                    order.acquire(np.array([warp]), knowledge)
-                    order.warp_floor[warp] = max(order.warp_floor[warp], knowledge.known[column])
+        size = self.context.threads.cluster_warps
+        for cluster in np.unique(warps // size).tolist():
+            if knowledge := self._handed_over[cluster]:
+                order, of_cluster = self.context.races.synchronize(), warps[warps // size == cluster]
+                order.acquire(of_cluster, knowledge)
+                floor = knowledge.known[of_cluster % size]
+                order.warp_floor[of_cluster] = np.maximum(order.warp_floor[of_cluster], floor)
 
     def _require(self, active: ActiveThreads, state: int, what: str, ins: Instruction) -> None:
         wrong = active.select(self._state) != state

@@ -18,9 +18,9 @@ _NOTHING = -99
 Floats = NDArray[np.float32]
 
 
-def _exponents(values: Floats, least: int) -> NDArray[np.int32]:
+def _exponents(values: Floats, least: int) -> NDArray[np.int16]:
     exponents = np.maximum(np.frexp(values)[1] - 1, least)
-    return np.where(values == 0, _NOTHING, exponents).astype(np.int32)
+    return np.where(values == 0, _NOTHING, exponents).astype(np.int16)
 
 
 def add_products(before: Floats, of_a: tuple[Floats, str], of_b: tuple[Floats, str]) -> Floats:
@@ -33,15 +33,21 @@ def add_products(before: Floats, of_a: tuple[Floats, str], of_b: tuple[Floats, s
     least = LEAST_EXPONENTS[kind_a], LEAST_EXPONENTS[kind_b]
     row_exponents, column_exponents = _exponents(rows, least[0]), _exponents(columns, least[1])
     start = np.where(np.isfinite(before), before, np.float32(0))
-    greatest = np.where(start == 0, _NOTHING, np.frexp(start)[1] - 1).astype(np.int32)
+    greatest = np.where(start == 0, _NOTHING, np.frexp(start)[1] - 1).astype(np.int16)
+    of_one = np.empty_like(greatest)
     for of_row, of_column in zip(row_exponents, column_exponents, strict=True):
-        np.maximum(greatest, of_row[..., :, None] + of_column[..., None, :], out=greatest)
+        np.add(of_row[..., :, None], of_column[..., None, :], out=of_one)
+        np.maximum(greatest, of_one, out=greatest)
     # Of nothing but zeros the unit is any.
     shift = KEPT - np.maximum(greatest, sum(least) - KEPT)
     units = np.ldexp(np.float32(1), shift)
     total = np.trunc(start * units)
+    product = np.empty_like(total)
     for row, column in zip(rows, columns, strict=True):
-        total += np.trunc(row[..., :, None] * column[..., None, :] * units)
+        np.multiply(row[..., :, None], column[..., None, :], out=product)
+        np.multiply(product, units, out=product)
+        np.trunc(product, out=product)
+        np.add(total, product, out=total)
     mantissa, exponent = np.frexp(total)
     cut = np.ldexp(np.trunc(np.ldexp(mantissa, KEPT + 1)), exponent - (KEPT + 1) - shift)
     result: Floats = np.where(np.isfinite(plain), cut, plain).astype(np.float32)

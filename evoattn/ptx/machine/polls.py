@@ -3,6 +3,7 @@
 from evoattn.ptx.errors import Deadlock
 from evoattn.ptx.isa.flow import Flow
 from evoattn.ptx.program.arrays import Mask
+from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.state.context import Context
 
 MAX_POLLS_IN_VAIN = 1000
@@ -13,6 +14,11 @@ LATE_POLLS, LATE_COUNTED_POLLS = 10, 5000
 """
 
 
+def _hands_over(ins: Instruction) -> bool:
+    """Whether it may tell other clusters something: atomics on shared memory do not."""
+    return ins.opcode.split(".")[0] in ("atom", "red") and ".shared" not in ins.opcode
+
+
 class Polls:
     """What one execution has polled in vain, and who has yet to begin."""
 
@@ -21,10 +27,9 @@ class Polls:
         self.context, self.flow = context, flow
         self._in_vain = 0
         threads = context.threads
-        third = threads.block_of // threads.cluster % 3 == 0
-        hands_over = any(ins.opcode.split(".")[0] in ("atom", "red") for ins in context.kernel.instructions)
-        wanted = late and hands_over and threads.block_count > threads.cluster
-        self._late: Mask | None = context.alive & third if wanted else None
+        self._late: Mask | None = None
+        if late and threads.block_count > threads.cluster and any(map(_hands_over, context.kernel.instructions)):
+            self._late = context.alive & (threads.block_of // threads.cluster % 3 == 0)
 
     def first(self) -> Mask:
         """Who begins at once."""

@@ -101,7 +101,11 @@ class AsyncRaces:
         """An agent reads granules of the issuers' block, from now until its issuers wait for it."""
         self.detector.check()
         self._check_against_writes("reads", issuers, granules, ins)
-        self.detector.reads.table[granules, self.threads.cluster_warps + agent] = self.order.now << LANE_BITS | SEVERAL
+        column, block = (
+            self.threads.cluster_warps + agent,
+            int(self.order.warp_of[issuers[0]]) // self.threads.block_warps,
+        )
+        self.detector.reads.mark(column, block, granules, self.order.now << LANE_BITS | SEVERAL)
 
     def write(
         self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True
@@ -112,7 +116,7 @@ class AsyncRaces:
         self.detector.check()
         self.detector.reads.record([np.array([block])])
         self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
-        self._check_against_reads(issuer, granules, ins, proxied)
+        self._check_against_reads(issuer, granules, ins, block, proxied)
         self.detector.last_write[granules] = self.order.now << THREAD_BITS | self.order.first_agent + agent
         self.detector.newest_write[block] = _ALWAYS
         self._last_copy[block, agent] = self.order.now, ins
@@ -179,20 +183,25 @@ class AsyncRaces:
                     return at
         return None
 
-    def _check_against_reads(self, issuer: int, granules: Granules, ins: Instruction, proxied: bool) -> None:
+    def _check_against_reads(
+        self, issuer: int, granules: Granules, ins: Instruction, target: int, proxied: bool
+    ) -> None:
         order, detector = self.order, self.detector
         warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
         block, own = warp // self.threads.block_warps, warp % self.threads.cluster_warps
-        reads = detector.reads.table[granules]
+        used, reads = detector.reads.last(granules)
+        columns = detector.reads.columns_of(used, target)
+        of_warps = columns < self.threads.cluster_warps
         knowledge = order.known_to(issuer)
-        known = knowledge.known[: detector.reads.columns]
-        known[: self.threads.cluster_warps] = np.maximum(known[: self.threads.cluster_warps], order.block_floor[block])
-        late = reads.max(0) >> LANE_BITS > known
-        for column in np.flatnonzero(late).tolist() if knowledge.lanes else []:
-            stamps = np.unique(reads[:, column]).tolist()
-            late[column] = not all(knowledge.covers(column, s & LANE_MASK, s >> LANE_BITS) for s in stamps)
-        late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
-        for column in np.flatnonzero(late).tolist():
+        known = knowledge.known[: self.threads.cluster_warps]
+        np.maximum(known, order.block_floor[block], out=known)
+        late = reads.max(1, initial=0) >> LANE_BITS > knowledge.known[columns]
+        for i in np.flatnonzero(late).tolist() if knowledge.lanes else []:
+            stamps = np.unique(reads[i]).tolist()
+            late[i] = not all(knowledge.covers(int(columns[i]), s & LANE_MASK, s >> LANE_BITS) for s in stamps)
+        for i in np.flatnonzero(columns == own).tolist():
+            late[i] = ((reads[i] >> LANE_BITS > order.warp_floor[warp]) & (reads[i] & LANE_MASK != lane)).any()
+        for column in np.sort(columns[late]).tolist():
             self._tell(
                 issuer,
                 "overwrites",
@@ -200,14 +209,16 @@ class AsyncRaces:
                 ins,
             )
         if proxied and not np.count_nonzero(late):
-            self._check_fences_after(reads[:, : self.threads.cluster_warps], issuer, warp - own, ins)
+            self._check_fences_after(columns[of_warps], reads[of_warps], issuer, warp - own, ins)
 
-    def _check_fences_after(self, reads: Numbers, issuer: int, first_warp: int, ins: Instruction) -> None:
-        """Of reads by the warps of a cluster, `[granule, warp]`: each needs a fence of its proxy before the issuer's
+    def _check_fences_after(
+        self, columns: Numbers, reads: Numbers, issuer: int, first_warp: int, ins: Instruction
+    ) -> None:
+        """Of reads by warps of a cluster, `[warp, granule]`: each needs a fence of its proxy before the issuer's
         write.
         """
-        for column in np.flatnonzero(reads.any(0)).tolist():
-            for stamp in np.unique(reads[:, column]).tolist():
+        for column, row in zip(columns.tolist(), reads):
+            for stamp in np.unique(row).tolist():
                 key = issuer, column, stamp
                 if stamp == 0 or key in self._known_fenced:
                     continue

@@ -50,6 +50,7 @@ class HappensBefore:
         self._of_warps: dict[int, dict[tuple[int, int], int]] = {}  # by warp: lanes of others that all its lanes know
         self._of_lanes: dict[int, dict[int, Knowledge]] = {}  # by warp and lane: what it learned alone
         self.warp_of = np.concatenate([threads.warp_of, np.arange(threads.warp_count)])
+        self._block_of = self.warp_of // threads.block_warps
         self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count + agents, SEVERAL)])
         self.column_of = np.concatenate(
             [self.warp_of % threads.cluster_warps, threads.cluster_warps + np.arange(agents)]
@@ -187,8 +188,7 @@ class HappensBefore:
         first = int(self.block_floor[0])
         if len(self.block_floor) == 1 or not np.count_nonzero(self.block_floor != first):
             return first
-        by_warp = np.repeat(self.block_floor, self.threads.block_warps)
-        floors: Numbers = by_warp[self.warp_of[actors]]
+        floors: Numbers = self.block_floor[self._block_of[actors]]
         return floors
 
     def unordered(self, actors: Numbers, other_column: Numbers, other_lane: Numbers, time: Numbers) -> Mask:

@@ -215,16 +215,16 @@ class SharedRaces:
                 self._tell(accesses, at, f"an asynchronous copy that {issuer} has not yet waited for")
 
     def _check_against_reads(self, accesses: Accesses) -> None:
-        last = self.reads.table[accesses.granules]
+        used, last = self.reads.last(accesses.granules)
         floor = np.minimum(self.order.floor(accesses.actors), _LATEST).astype(np.int32)  # as wide as the table
-        suspected = last >= (floor[..., None] + 1) << LANE_BITS
-        if self.reads.columns > self.threads.cluster_warps:  # what agents read is ordered by no barrier of the block
-            of_agents = np.s_[:, self.threads.cluster_warps :]
-            suspected[of_agents] = last[of_agents] >= 1 << LANE_BITS
+        suspected = last >= (floor + 1) << LANE_BITS
+        of_agents = used >= self.threads.cluster_warps  # what they read is ordered by no barrier of the block
+        suspected[of_agents] = last[of_agents] >= 1 << LANE_BITS
         if not suspected.any():
             return
-        row, column = suspected.nonzero()
-        values = last[row, column].astype(np.int64)
+        turned, row = suspected.nonzero()
+        values = last[turned, row].astype(np.int64)
+        column = self.reads.columns_of(used[turned], self.reads.block_of(accesses.granules[row]))
         racing = self.order.unordered(accesses.actors[row], column, values & LANE_MASK, values >> LANE_BITS)
         readers = dict(zip(row[racing].tolist(), column[racing].tolist()))
         for at in accesses.first_of_each(np.unique(row[racing])):
