@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch.jit._builtins import _register_builtin
 
 from evoattn.model import forks
@@ -153,6 +154,12 @@ def scaled_dot_product_attention(
     elif recorders():
         miss("it has a mask tensor" if attn_mask is not None else "it has dropout")
     return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+_SKIP = _eval_frame._FrameAction.SKIP
+_eval_frame.set_code_exec_strategy(scaled_dot_product_attention.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP))
+"""A trace of the caller goes through ours. Where torch does not trace the caller, as the layers of `torch.nn` under
+`layer.compile()`, ours would be compiled alone: a graph of one call, whose guards take longer than the call."""
 
 
 def _hold(count: int) -> None:

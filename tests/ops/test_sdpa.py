@@ -223,6 +223,21 @@ def test_compiled_code_follows(device):
         assert launched(device, compiled) == 0
 
 
+@pytest.mark.slow
+def test_what_torch_does_not_trace_has_no_graph_of_ours_alone(device):
+    """`layer.compile()` leaves the layers of `torch.nn` as they are, and a graph of one call costs more than the call:
+    so does this, also after a reset. A trace of the caller goes through ours."""
+    layer = torch.nn.TransformerEncoderLayer(64, 1, 16, dropout=0.0, batch_first=True).half()
+    graphs = []
+    layer.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    with torch.no_grad(), sdpa():
+        for _ in range(2):
+            layer(torch.randn(1, 8, 64).half())
+            torch.compiler.reset()
+        assert len(device.launches) == 2
+        assert not graphs
+
+
 def test_wrong_arguments_raise_what_sdpa_raises(device):
     q, k, v = tensors()
     wrong = torch.zeros(3, 3, dtype=torch.float16)
