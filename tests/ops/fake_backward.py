@@ -1,12 +1,10 @@
 """A family of backward kernels, and the fake device that runs them: it reads the arguments of a launch as a GPU would,
-and computes gradients out of the answer and the log-sum-exp that it finds there."""
+and computes gradients, as the reference does, out of the answer and the log-sum-exp that it finds there."""
 
 import ctypes
 import hashlib
 import json
-import math
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,23 +12,25 @@ import torch
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.backends.loaded import BACKWARD_TENSORS
+from evoattn.correctness.gradients import exact_gradients
 from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.families.variants import COMPILED
-from evoattn.model.backward import parse_grads
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.operation import TensorSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.arguments import autograd_at_work
 from evoattn.ops.check import record_check
 from evoattn.ops.runtime import Runtime
-from tests.ops.fake_device import MACHINE, TORCH, FakeDevice, Launched, Pick, build, wgmma_pick
+from tests.ops.fake_device import MACHINE, FakeDevice, Launched, Pick, build, wgmma_pick
 from tests.ops.fake_variants import tensor_at
 
 NAME = "fake_backward"
-TENSORS = ("q", "k", "v", "o", "lse", *BACKWARD_TENSORS, "sinks", "slopes", "bias", "cu_seqlens_q", "cu_seqlens_k")
+STARTS = "cu_seqlens_q", "cu_seqlens_k"
+TENSORS = ("q", "k", "v", "o", "lse", *BACKWARD_TENSORS, "sinks", "slopes", "bias", *STARTS)
 SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "rows", "keys", "past", "ahead")
 STRIDED = ("q", "k", "v", "o", "dq", "dk", "dv")
 TYPES = [ctypes.c_uint64] * (len(TENSORS) + 1) + [ctypes.c_int32] * len(SIZES)
@@ -150,82 +150,27 @@ class TrainingDevice(FakeDevice):
 
 def differentiate(kernel: dict, at: dict, sizes: dict, strides: dict, scale: float, softcap: float) -> torch.Tensor:
     """Write the gradients of what lies at these addresses; that of Q."""
-    packed = "varlen" in kernel["variants"]
-    batch, heads, kv_heads = 1 if packed else sizes["batch"], sizes["heads"], sizes["kv_heads"]
-    rows, keys, (dim, dim_v) = sizes["rows"], sizes["keys"], kernel["dims"]
-    dtype, grads = TORCH[kernel["dtype"]], parse_grads(kernel["grads"])
-    shapes = {
-        "q": (heads, rows, dim),
-        "k": (kv_heads, keys, dim),
-        "v": (kv_heads, keys, dim_v),
-        "o": (heads, rows, dim_v),
-    }
-
-    def tensor(name: str, like: str = "") -> torch.Tensor:
-        shape = (batch, *shapes[(like or name).removeprefix("d")])
-        return tensor_at(at[name], shape, strides[like or name], dtype)
-
-    q, k, v, o, do = tensor("q"), tensor("k"), tensor("v"), tensor("o"), tensor("do", "o")
-    found = {name: tensor(name) for name in ("dq", "dk", "dv")}
-    of_rows = (batch, heads, rows), (heads * rows, rows, 1), torch.float32
-    lse = tensor_at(at["lse"], *of_rows)
-    dlse = tensor_at(at["dlse"], *of_rows) if kernel["lse"] else torch.zeros_like(lse)
+    has, (dim, dim_v), bias, window = kernel["variants"], kernel["dims"], "", ""
     assert kernel["lse"] or not at["dlse"]
-    sinks = tensor_at(at["sinks"], (heads,), (1,), dtype).double() if "sink" in kernel["variants"] else None
-    slopes = tensor_at(at["slopes"], (heads, 1, 1), (1, 1, 1), torch.float32) if "alibi" in kernel["variants"] else None
-    dsinks = tensor_at(at["dsinks"], (heads,), (1,), torch.float32) if "sinks" in grads else torch.zeros(heads)
-    dsinks.zero_()
-    for tensors in found.values():
-        tensors.fill_(math.nan) if not packed else tensors.zero_()
-    spans = [(slice(0, rows), slice(0, keys))]
-    if packed:
-        starts = [
-            tensor_at(at[name], (sizes["batch"] + 1,), (1,), torch.int32).tolist()
-            for name in ("cu_seqlens_q", "cu_seqlens_k")
-        ]
-        spans = [(slice(*a), slice(*b)) for a, b in zip(*(list(pairwise(s)) for s in starts), strict=True)]
-    width = -(-keys // 8) * 8
-    for some, of in spans:
-        queries = q[:, :, some].double().detach().requires_grad_()
-        own = k[:, :, of].double().repeat_interleave(heads // kv_heads, 1).detach().requires_grad_()
-        values = v[:, :, of].double().repeat_interleave(heads // kv_heads, 1)
-        i, j = torch.arange(queries.shape[2])[:, None], torch.arange(own.shape[2])
-        diagonal = i + (0 if kernel["mask"] == "causal_upper_left" else own.shape[2] - queries.shape[2])
-        bias = None
-        with torch.enable_grad():
-            scores = queries @ own.mT * scale
-            if "softcap" in kernel["variants"]:
-                scores = softcap * torch.tanh(scores / softcap)
-            if slopes is not None:
-                scores = scores - slopes * (j - diagonal).abs()
-            if "bias" in kernel["variants"]:
-                of_bias = (*strides["bias"], width, 1)
-                bias = tensor_at(at["bias"], (batch, heads, rows, width), of_bias, dtype)[..., :keys].double()
-                bias = bias.detach().requires_grad_()
-                scores = scores + bias
-        hidden = torch.zeros(scores.shape[-2:], dtype=torch.bool)
-        if kernel["mask"] != "full":
-            hidden |= j > diagonal
-        if "window" in kernel["variants"]:
-            hidden |= (j < diagonal - sizes["past"]) if sizes["past"] >= 0 else False
-            hidden |= (j > diagonal + sizes["ahead"]) if sizes["ahead"] >= 0 else False
-        sums = lse[:, :, some, None].double()
-        weights = torch.exp(scores.detach() - sums).masked_fill(hidden | torch.isneginf(sums), 0)
-        grad = do[:, :, some].double()
-        delta = (grad * o[:, :, some].double()).sum(-1, keepdim=True) - dlse[:, :, some, None].double()
-        of_scores = weights * (grad @ values.mT - delta)
-        dq, dk, *dbias = torch.autograd.grad(scores, [queries, own, *([] if bias is None else [bias])], of_scores)
-        found["dq"][:, :, some] = dq.to(dtype)
-        found["dk"][:, :, of] = dk.unflatten(1, (kv_heads, -1)).sum(2).to(dtype)
-        found["dv"][:, :, of] = (weights.mT @ grad).unflatten(1, (kv_heads, -1)).sum(2).to(dtype)
-        if sinks is not None:
-            dsinks -= (torch.exp(sinks[:, None, None] - sums) * delta).sum((0, 2, 3)).float()
-        if "bias" in grads:
-            shape = (batch if strides["bias"][0] else 1, heads if strides["bias"][1] else 1, rows, width)
-            made = tensor_at(at["dbias"], shape, contiguous_strides(shape), torch.float32)[..., :keys]
-            made.copy_(dbias[0].sum_to_size(made.shape))
-    return found["dq"]
+    if "bias" in has:
+        bias = "".join(name for name, stride in zip("bh", strides["bias"], strict=True) if stride) + "s"
+    if "window" in has:
+        window = f"{sizes['past']}:{sizes['ahead'] if kernel['mask'] == 'full' else 0}"
+    starts = (tensor_at(at[name], (sizes["batch"] + 1,), (1,), torch.int32) for name in STARTS if "varlen" in has)
+    problem = AttentionProblem(
+        *(sizes[name] for name in SIZES[:5]), *(dim, kernel["dtype"], kernel["mask"]), op="backward", value_dim=dim_v,
+        lse=kernel["lse"], grads=kernel["grads"], scale=scale, softcap=softcap * ("softcap" in has), sink="sink" in has,
+        alibi="alibi" in has, bias=bias, window=window,
+        varlen="/".join("+".join(map(str, one.diff().tolist())) for one in starts),
+    )  # fmt: skip
 
+    def lying(spec: TensorSpec) -> torch.Tensor:
+        like = "o" if spec.name == "do" else spec.name
+        own = (*strides["bias"], *spec.strides[2:]) if like == "bias" else strides.get(like, spec.strides)
+        return tensor_at(at[spec.name], spec.shape, own, getattr(torch, spec.dtype))
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    made = exact_gradients(problem, {spec.name: lying(spec) for spec in problem.inputs}, torch.float64).values
+    outputs = {spec.name: lying(spec) for spec in problem.outputs}
+    for name, tensor in outputs.items():
+        tensor.copy_(made[name])
+    return outputs["dq"]
