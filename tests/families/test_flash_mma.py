@@ -15,33 +15,7 @@ BASE = dict(
 config = configs("flash_mma", L4, BASE)
 
 
-REFUSED = [
-    ({"BLOCK_M": 48}, "BLOCK_M=48"),
-    ({"BLOCK_N": 48, "KEY_WARPS": 2}, "BLOCK_N=48"),
-    ({"STAGES": 1}, "STAGES of at least 2"),
-    ({"BLOCK_M": 128, "WARPS": 8, "BLOCK_N": 128, "KEY_WARPS": 4}, "over 16 warps"),
-    ({"BLOCK_ORDER": "rows_reversed"}, "causal"),
-    ({"BLOCK_M": 256, "WARPS": 2}, "registers"),
-    ({"BLOCK_N": 256, "KEY_WARPS": 4}, "101376"),
-    ({"BLOCK_N": 256}, "128 keys per warp"),
-    ({"BLOCK_N": 128, "BLOCKS_PER_SM": 3}, "102400"),
-    ({"BLOCKS_PER_SM": 2}, "the same code"),
-    ({"KEY_SPLIT": 2}, "fill the SMs"),
-]
-
-
 REFUSED_OF = [
-    (problem(dtype="fp32"), {}, "fp32"),
-    (problem(head_dim=264), {}, "264"),
-    (problem(head_dim=8), {}, "not 8"),
-    (problem(16, 1024), {}, "16 queries"),
-    (problem(1024, 16), {}, "16 keys"),
-    (problem(1024, 20), {}, "split and always"),
-    (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
-    (problem(64, 1024), {"KEY_SPLIT": 12}, "without work"),
-    (problem(1024, 17), {"KEY_WARPS": 2, "STAGES": 1, "SCHEDULE": "split"}, None),
-    (problem(1024, 40), {"BLOCK_N": 64, "KEY_WARPS": 4, "STAGES": 1, "SCHEDULE": "split"}, "never sees"),
-    (problem(30, 1024), {"BLOCK_ORDER": "heads"}, "same order"),
     (problem(1 << 22, 1024), {"BLOCK_ORDER": "heads"}, "grid z"),
 ]
 

@@ -38,38 +38,6 @@ def test_right_for_every_architecture(gpu):
     assert result.passed, result.reason
 
 
-REFUSED_OF = [
-    (SEED, dict(BLOCK_M=4, ROWS_PER_THREAD=8), "BLOCK_M=4 is no multiple of ROWS_PER_THREAD=8"),
-    (SEED, dict(BLOCK_M=4), "makes 16 threads"),
-    (SEED, dict(BLOCK_M=128, THREADS_PER_ROW=32), "makes 4096 threads"),
-    (SEED, dict(BLOCK_N=16, THREADS_PER_ROW=32, BLOCK_M=8), "16 keys do not divide over THREADS_PER_ROW=32"),
-    (SEED.with_(dtype="fp32"), {}, "VECTOR_WIDTH=8 of fp32 is 32 bytes"),
-    (SEED, dict(PADDING=4), "PADDING=4 elements leaves rows unaligned for vectors of VECTOR_WIDTH=8"),
-    (SEED.with_(head_dim=16), dict(THREADS_PER_ROW=32), "THREADS_PER_ROW=32 pads head_dim 16 to 32"),
-    (SEED, dict(VECTOR_WIDTH=1, KV_STAGES=2), "KV_STAGES=2 needs cp.async"),
-    (
-        SEED.with_(heads=1, kv_heads=1, seqlen_q=16),
-        dict(BLOCK_ORDER="heads"),
-        "BLOCK_ORDER=heads changes nothing with 1 heads",
-    ),
-    (
-        SEED.with_(seqlen_q=16),
-        dict(BLOCK_ORDER="heads"),
-        "BLOCK_ORDER=heads changes nothing with 16 heads and 1 query tiles",
-    ),
-    (
-        SEED,
-        dict(Q_IN_REGISTERS=True, P_IN_SHARED=False, THREADS_PER_ROW=2, UNROLL=4),
-        "UNROLL=4 changes nothing over UNROLL=2",
-    ),
-    (SEED, dict(BLOCKS_PER_SM=2), "BLOCKS_PER_SM=2 changes nothing"),
-    (SEED.with_(head_dim=256), dict(KV_STAGES=2), "a block of l4 has 101376"),
-    (SEED.with_(head_dim=256), dict(BLOCK_M=64, BLOCK_N=32, BLOCKS_PER_SM=2), "do not fit one SM of l4"),
-    (SEED, dict(BLOCK_N=128, THREADS_PER_ROW=2, UNROLL=4), "instruction cache"),
-    (SEED, dict(BLOCK_M=128, ROWS_PER_THREAD=8), "registers per thread are needed"),
-]
-
-
 def test_head_dims_beyond_256_are_unsupported():
     assert FAMILY.why_unsupported(SEED.with_(head_dim=8), L4) and FAMILY.why_unsupported(SEED.with_(head_dim=264), L4)
 

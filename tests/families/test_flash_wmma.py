@@ -16,25 +16,7 @@ config = configs("flash_wmma", L4, BASE)
 
 
 REFUSED = [
-    ({"BLOCK_M": 48}, "3 tiles of 16"),
     ({"COLUMN_WARPS": 4, "BLOCK_M": 128, "ROW_WARPS": 8, "BLOCKS_PER_SM": 2}, "1536"),
-    ({"BLOCK_N": 16, "THREADS_PER_ROW": 16}, "pairs"),
-    ({"COPY": "registers", "STAGES": 2}, "overlaps nothing"),
-    ({"BLOCK_M": 128, "ROW_WARPS": 1}, "registers"),
-    ({"BLOCKS_PER_SM": 4, "BLOCK_N": 64}, "102400"),
-    ({"BLOCK_M": 128, "BLOCK_N": 128, "ROW_WARPS": 8}, "row factors 512 + Q 18432 + K and V 36864 + S 67584"),
-]
-
-
-REFUSED_OF = [
-    (problem(dtype="fp32"), {}, "fp32"),
-    (problem(head_dim=264), {}, "264"),
-    (problem(head_dim=8), {}, "not 8"),
-    (problem(16, 1024), {}, "16 queries"),
-    (problem(1024, 16), {}, "16 keys"),
-    (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
-    (problem(head_dim=16), {"COLUMN_WARPS": 3}, "leaves warps"),
-    (problem(1024, 17), {}, None),
 ]
 
 

@@ -52,32 +52,8 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     assert check(InterpreterBackend(), built(FAMILY, p, c, L4), case).max_error <= 1e-6 * largest
 
 
-LARGEST = AttentionProblem(1, 4, 4, 64, 64, 8192, "fp32")
-CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STAGES": 0}
-
-
 REFUSED_OF = [
-    (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),  # a cache of many queries
-    (LARGEST, {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128}, ("2097440", "STAGES=2")),  # double buffering
-    (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
-    (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)),
-    (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
-    (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
-    (problem(), SPLIT | {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "sm_89")),
-    (problem(), {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "EXCHANGE=none")),
-    (problem(), SPREAD | {"SCORE_KEYS": 8, "WARPS": 2}, ("WARPS=2", "16 by 8")),
     (problem(), SPREAD | {"Q_PLACE": "shared"}, ("detour",)),
-    (problem(head_dim=1056), SPREAD | {"VALUE_THREADS": 128}, ("slice of 1056",)),
-    (problem(), {"SCORE_KEYS": 16}, ("SCORE_KEYS=16 are for MATH=tf32x3",)),
-    (problem(dtype="bf16"), TENSOR, ("bf16 needs but one",)),
-    (problem(), TENSOR | {"LANES": 16}, ("LANES=16",)),
-    (problem(), TENSOR | {"VALUE_THREADS": 64}, ("leave it 8",)),
-    (problem(head_dim=320), TENSOR, ("slice of 320",)),
-    (problem(), {"SCORE_ROWS": 8}, ("SCORE_ROWS=8",)),
-    (problem(), {"LANES": 8, "SCORE_KEYS": 8, "BLOCK_N": 8}, ("2 score tiles",)),
-    (problem(), {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}, ("LANES=32", "4 vectors")),
-    (problem(), {"BLOCK_M": 1, "SCORE_ROWS": 1}, ("do not divide over 128 threads",)),
-    (problem(head_dim=256), {"VALUE_THREADS": 128}, ("idle",)),
     (problem(4000, 4000, 8192), SPLIT | {"DIM_SPLIT": 64, "LANES": 32}, ("over 1073741824",)),
     (
         problem(1, 1 << 20, heads=1, kv_heads=1),
@@ -85,15 +61,6 @@ REFUSED_OF = [
         | {"BLOCK_M": 1, "SCORE_ROWS": 1, "BLOCK_N": 4, "WARPS": 2, "VALUE_THREADS": 64, "LANES": 32, "DIM_SPLIT": 1},
         ("grid y",),
     ),
-    (
-        problem(64, 64),
-        {"BLOCK_M": 64, "SCORE_ROWS": 8, "SCORE_KEYS": 8, "VALUE_THREADS": 32, "Q_PLACE": "global"},
-        ("registers",),
-    ),
-    (problem(1, heads=2), {}, ("for 1 rows",)),
-    (problem(seqlen_k=7), {}, ("for 7 keys",)),
-    (problem(seqlen_k=16), {"STAGES": 2}, ("STAGES=2",)),
-    (problem(), {"UNROLL": 8}, ("UNROLL=8 changes nothing",)),
 ]
 
 

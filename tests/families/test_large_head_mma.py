@@ -10,7 +10,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 
-FAMILY, L4, H100 = LargeHeadMma(), GPUS["l4"], GPUS["h100"]
+FAMILY, H100 = LargeHeadMma(), GPUS["h100"]
 SPACE = load_space("large_head_mma", H100)
 BASE = dict(
     BLOCK_M=32, BLOCK_N=64, DV_SPLIT=1, SCORES="recompute", ROW_WARPS=2, COLUMN_WARPS=2, DIM_CHUNK=64, KEY_CHUNK=32,
@@ -26,32 +26,8 @@ def config(**genes) -> KernelConfig:
     return SPACE.make_config(BASE | genes)
 
 
-CLUSTER = {"DV_SPLIT": 2, "SCORES": "cluster"}
-
-
 REFUSED_OF = [
-    (problem(), {"BLOCK_M": 48}, ("BLOCK_M=48",)),
-    (problem(), {"BLOCK_N": 16}, ("BLOCK_N=16",)),
-    (problem(), {"BLOCK_N": 96, "KEY_CHUNK": 64}, ("KEY_CHUNK=64",)),
-    (problem(head_dim=264), {"DV_SPLIT": 2}, ("DV_SPLIT=2", "264")),
-    (problem(), CLUSTER, ("sm_89",)),
-    (problem(), {"SCORES": "cluster"}, ("DV_SPLIT=1",)),
     (problem(200, 200), {"BLOCK_M": 128, "ROW_WARPS": 8, "COLUMN_WARPS": 4}, ("over 16 warps",)),
-    (problem(head_dim=1024), {"BLOCK_M": 16, "ROW_WARPS": 1}, ("128 vectors", "64 threads")),
-    (problem(head_dim=264), {"COLUMN_WARPS": 8, "BLOCK_N": 128}, ("COLUMN_WARPS=8", "384")),
-    (problem(16), {}, ("16 queries",)),
-    (problem(seqlen_k=32), {}, ("32 keys",)),
-    (problem(seqlen_k=64), {"STAGES": 8}, ("7 chunks",)),
-    (problem(seqlen_k=64), {"RESCALE": "vote"}, ("RESCALE",)),
-    (problem(), {"BLOCK_ORDER": "heads_reversed"}, ("causal",)),
-    (problem(20), {"BLOCK_ORDER": "heads"}, ("same order",)),
-    (problem(200, 200, 1024), {"BLOCK_M": 64, "DV_SPLIT": 4, "Q_PLACE": "shared"}, ("131072 of them for Q", "101376")),
-    (problem(200, 200), {"BLOCK_N": 192, "BLOCKS_PER_SM": 2}, ("BLOCKS_PER_SM=2", "102400")),
-    (problem(), {"BLOCKS_PER_SM": 2}, ("the same code",)),
-    (problem(200, 200, 512), {"BLOCK_M": 64}, ("registers",)),
-    (problem(dtype="fp32"), {}, ("fp32",)),
-    (problem(head_dim=256), {}, ("not 256",)),
-    (problem(head_dim=2056), {}, ("not 2056",)),
 ]
 
 

@@ -28,34 +28,6 @@ def problem(seqlen_q=1, seqlen_k=1024, head_dim=64, heads=8, kv_heads=2, batch=1
 
 config = configs("split_kv", L4, BASE)
 
-REFUSED = [
-    ({"BLOCK_M": 4}, "BLOCK_M=4"),
-    ({"BLOCK_N": 16}, "BLOCK_N=16"),
-    ({"DOT_LANES": 8}, "DOT_LANES=8"),
-    ({"STAGES": 2}, "STAGES=2"),
-    ({"SPLITS": 1}, "MERGE must be kernel"),
-    ({"SPLITS": 64}, "last warp"),
-    ({"BLOCK_M": 64}, "half of the block"),
-    (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"),
-    (FMA | {"DOT_LANES": 32}, "twice what a row"),
-    ({"WARPS": 16, "BLOCK_N": 512}, "last warp"),
-    ({"BLOCK_N": 256}, "registers"),
-    (RING | {"STAGES": 8}, "8 is more than"),
-    ({"BLOCKS_PER_SM": 2}, "the same code"),
-    ({"MERGE": "cluster"}, "sm_90"),
-]
-
-
-REFUSED_OF = [
-    (problem(dtype="fp32"), {}, "tensor cores"),
-    (problem(head_dim=264), {}, "264"),
-    (problem(head_dim=4), {}, "VECTOR_BYTES=16"),
-    (problem(1, 40), {"SPLITS": 8}, "only 3"),
-    (problem(64, 1 << 20, batch=64), {"SPLITS": 64}, "waves"),
-    (problem(1, 1 << 20), RING | {"BLOCK_N": 512, "STAGES": 3}, "101376"),
-    (problem(batch=1 << 17, seqlen_k=64), {}, "65535"),
-]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

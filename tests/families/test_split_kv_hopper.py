@@ -47,16 +47,8 @@ def test_lanes_that_read_together_meet_different_banks():
 
 
 REFUSED_OF = [
-    (problem(1, 4096), *row)
-    for row in (
-        ({}, "sm_90", L4),
-        ({"VECTOR_BYTES": 8}, "VECTOR_BYTES=8"),
-        (FMA | {"BLOCK_N": 16, "WARPS": 4}, "boxes of 4 keys"),
-        ({"BLOCK_N": 512, "WARPS": 1}, "boxes of 512 keys"),
-        (EARLY | {"LOAD": "cp_async"}, "griddepcontrol", L4),
-        ({"DEPENDENT_LAUNCH": "late"}, "second launch"),
-        (EARLY | {"SPLITS": 1}, "second launch"),
-    )
+    (problem(1, 4096), {}, "sm_90", L4),
+    (problem(1, 4096), EARLY | {"LOAD": "cp_async"}, "griddepcontrol", L4),
 ]
 
 

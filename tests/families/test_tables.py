@@ -1,5 +1,7 @@
 """Tables of the families' own tests: configs that are refused, and starting configs that compile without spills.
 
+What is refused is kept in digests (`decisions.py`); rows are here where those of its kernels do not meet a refusal.
+
 `REFUSED` has rows of genes, and words of the refusal; `REFUSED_OF` of a problem, genes, words (one, several, or None
 where the config is valid), and a GPU if not the family's usual; `STARTING` of a problem, a GPU, and the number or genes
 of a starting config."""

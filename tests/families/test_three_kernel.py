@@ -33,39 +33,15 @@ def kernel(p: AttentionProblem, c: KernelConfig, *edits, machine_code: bool = Fa
 
 
 REFUSED = [
-    ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"),
-    ({"PV_WARPS": 4}, "PV_BLOCK_M=32"),
-    ({"WARPS_N": 4}, "groups of 32"),
-    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"),
-    ({"S_TYPE": "bf16"}, "8 bits"),
-    ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
-    ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"),
-    ({"S_TYPE": "fp32"}, "in_place"),
-    ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"),
-    ({"BLOCK_K": 128}, "64 columns"),
-    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"),
-    (TILES | {"S_TYPE": "fp32"}, "S_TYPE"),
-    (TILES | {"P_PLACE": "own"}, "P_PLACE"),
     (TILES | {"PV_BLOCK_K": 128}, "64 keys"),
     (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"),
     (WGMMA, "sm_90a"),
-    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"),
     (EARLY, "DEPENDENT_LAUNCH=early needs griddepcontrol"),
-    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
-    ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"),
-    ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
 ]
 
 
 REFUSED_OF = [
-    (problem(dtype="fp32"), {}, "fp32"),
-    (problem(head_dim=264), {}, "264"),
-    (problem(8), {"PV_BLOCK_M": 32}, "8 queries"),
-    (problem(1024, 32), {}, "32 keys"),
-    (problem(1024, 60), {"PV_STAGES": 3}, "2 steps"),
     (problem(heads=65536), {}, "65535"),
-    (problem(1024, 100), {"THREADS_PER_ROW": 64}, "half of the threads"),
-    (problem(dtype="bf16"), {"S_TYPE": "bf16"}, None),
 ]
 
 
