@@ -46,50 +46,6 @@ def named_problems() -> list[AttentionProblem]:
     return [p for p in problems.named_problems().values() if FAMILY.why_unsupported(p, H100) is None]
 
 
-REFUSED = [
-    ({"PING_PONG": True}, "PING_PONG"),
-    ({"CAUSAL_SKIP": True}, "CAUSAL_SKIP"),
-    ({"BLOCK_M": 256, "STAGES": 4}, "over the 233472"),
-    ({"BLOCKS_PER_SM": 3}, "registers"),
-    ({"BLOCK_M": 256, "BLOCKS_PER_SM": 1}, "registers"),
-    ({"KEY_SPLIT": 2, "SCHEDULE": "claimed"}, "single"),
-    ({"RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 1, "BLOCK_N": 64}, "POLYNOMIAL"),
-    ({"RESCALE": "lazy_after"}, "RESCALE"),
-    ({"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 1}, "no registers to give"),
-    ({"BLOCK_N": 112, "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}, "Q_IN_REGISTERS"),
-]
-
-
-REFUSED_OF = [
-    (problem(dtype="fp32"), {}, "fp32"),
-    (problem(head_dim=264), {}, "264"),
-    (problem(1, 4096), {"BLOCK_M": 128}, "1 rows"),
-    (problem(kv_heads=32), {"GROUP_ROWS": True}, "one of its own"),
-    (problem(5, 4096), {"GROUP_ROWS": True, "BLOCK_M": 128, "BLOCK_N": 64, "BLOCKS_PER_SM": 1}, "20 rows"),
-    (problem(17, 4096), {"GROUP_ROWS": True, "BLOCK_M": 128, "BLOCK_N": 64, "BLOCKS_PER_SM": 1}, None),
-    (problem(4096, 64), {}, "64 keys"),
-    (problem(4096, 250), {"STAGES": 3}, "STAGES=3"),
-    (problem(1, 4096), {"TILE_ORDER": "heads_8"}, "row blocks"),
-    (problem(64, 250), {"KEY_SPLIT": 4, "STORE": "rows"}, "without work"),
-    (problem(64, 512), {"KEY_SPLIT": 4, "STORE": "rows"}, "STAGES=2"),
-    (problem(), {"KEY_SPLIT": 2}, "fill"),
-    (problem(64, 512), {"KEY_SPLIT": 2, "STORE": "rows"}, None),
-    (problem(heads=8), {"TILE_ORDER": "heads_8"}, "8 heads"),
-    (problem(heads=9, kv_heads=3), {"TILE_ORDER": "heads_8"}, None),
-    (problem(512), {"SCHEDULE": "fixed"}, "one wave"),
-    (problem(576), {"SCHEDULE": "claimed"}, None),
-    (problem(mask="causal_upper_left"), {**THREE, "CAUSAL_SKIP": True, "PING_PONG": True}, None),
-    (problem(head_dim=200), {**THREE, "BLOCK_N": 48}, "need"),
-    (problem(head_dim=256), {"STAGES": 3}, "232448"),
-    (problem(head_dim=256), {**TWO, "STORE": "chunks"}, "several tiles"),
-    (problem(head_dim=256), {**TWO, "SCHEDULE": "claimed"}, "262"),
-    (problem(head_dim=256), {**TWO, "STORE": "chunks", "SCHEDULE": "claimed"}, None),
-    (problem(head_dim=128), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, "head_dim over 128"),
-    (problem(head_dim=136), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, None),
-    (problem(head_dim=112), {"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 3, "BLOCK_N": 48}, "One wgmma"),
-]
-
-
 AHEAD = {**TWO, "BLOCK_N": 96, "STAGES": 3, "RESCALE": "lazy_after", "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
 
 
