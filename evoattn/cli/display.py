@@ -99,6 +99,8 @@ class Display:
     def line(self) -> str:
         """All of the progress in one line."""
         progress = self._progress
+        if progress.started is None:
+            return f"{clock(progress.starting_seconds)}: workers are starting; the budget counts from then on"
         return (
             f"{clock(progress.seconds)}: {self._left()}, {self._counts()}; best: {best_sentence(progress)}"
             f"{self._since()}"
@@ -106,7 +108,7 @@ class Display:
 
     def _left(self) -> str:
         if self._progress.started is None:
-            return f"starting for {clock(self._progress.starting_seconds)}"
+            return "workers are starting"
         if self._seconds is not None:
             return f"{clock(self._seconds - self._progress.seconds)} left"
         return f"{max(0, self._trials - self._progress.recorded)} trials left"

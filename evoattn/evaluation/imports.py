@@ -106,6 +106,6 @@ def why_slow(spec: ModuleSpec | None) -> str:
     if spec is None or spec.origin is None or spec.cached is None or Path(spec.cached).exists():
         return ""
     return (
-        f"no bytecode of {spec.name} is kept here, so that each start takes seconds longer; "
-        f"`python -m compileall -q {Path(spec.origin).parent}` writes it."
+        f"Python compiles {spec.name} anew at each start here, as its bytecode is not kept: seconds each time. "
+        f"`python -m compileall -q {Path(spec.origin).parent}` ends that."
     )

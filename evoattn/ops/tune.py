@@ -103,7 +103,8 @@ class TuneResult:
                 f"{row.calls:7d} {before:>11} {after:>10} {row.gain:5.2f}×  {row.problem.describe()}"
                 f" ({row.before}{'' if row.after == row.before else f' → {row.after}'})"
             )
-        return "\n".join([*lines, f"All attention: {self.speedup:.2f}×."])
+        gain = f"{self.speedup:.2f} times as fast as before" if self.speedup >= 1.005 else "nothing faster was found"
+        return "\n".join([*lines, f"All attention: {gain}."])
 
 
 def _compare(

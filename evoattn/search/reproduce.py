@@ -119,7 +119,8 @@ def _validation_finding(trial: Trial, evaluation: Evaluation) -> Finding:
         seed = f"inputs of seed {report.seed}"
         if then and then.seed is not None:
             seed += ", as recorded" if then.seed == report.seed else f" (recorded was {then.seed})"
-        return Finding("answers", f"Right in all {len(report.checks)} cases on the {report.backend}, {seed}.", True)
+        place = "the interpreter" if report.backend == "interpreter" else "this GPU"
+        return Finding("answers", f"Right in all {len(report.checks)} cases on {place}, {seed}.", True)
     return Finding("answers", f"{evaluation.state}: {evaluation.reason}", False)
 
 

@@ -58,7 +58,7 @@ def test_a_cost_agrees_to_the_last_digit(then, now, agrees):
 
 def test_answers_say_of_which_inputs_they_are():
     found = reproduce._validation_finding(trial_of(seed=3), evaluated())
-    assert found.agrees and found.sentence == "Right in all 1 cases on the cuda, inputs of seed 3, as recorded."
+    assert found.agrees and found.sentence == "Right in all 1 cases on this GPU, inputs of seed 3, as recorded."
     assert "seed 3 (recorded was 4)" in reproduce._validation_finding(trial_of(seed=4), evaluated()).sentence
     wrong = reproduce._validation_finding(trial_of(seed=3), evaluated(passed=False))
     assert wrong.agrees is False and "It is wrong." in wrong.sentence

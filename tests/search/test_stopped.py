@@ -83,7 +83,7 @@ def wait_until(condition, seconds=600.0):
 def test_an_interrupt_while_workers_start_ends_the_search(tmp_path):
     process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: "No CUDA device" in process.stdout.readline())
-    wait_until(lambda: "starting for" in process.stdout.readline())
+    wait_until(lambda: "workers are starting" in process.stdout.readline())
     servers = servers_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=300)
