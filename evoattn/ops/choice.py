@@ -327,7 +327,8 @@ def own_cores() -> int:
 def keeps_bits(problem: StridedProblem) -> bool:
     """Whether the kernel of a problem is not to depend on times, or not yet its own."""
     own = problem.own_score is not None or problem.shown is not None
-    return own or problem.batch_invariant or torch.are_deterministic_algorithms_enabled()
+    promised = problem.batch_invariant or problem.deterministic
+    return own or promised or torch.are_deterministic_algorithms_enabled()
 
 
 def foretold(choice: Choice) -> Choice:

@@ -4,8 +4,9 @@ gradients where no kernel serves it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -192,6 +193,17 @@ class Backward:
         terms = (self.call.terms[places[name]] for name in names_of(self.grads)[len(TERM_GRADS) :])
         return [term for term in terms if term is not None]
 
+    def in_turn(self, plans: Mapping[int, CallPlan]) -> dict[int, Callable[[], str]]:
+        """What enqueues each of these plans, over gradients that are nobody's."""
+        call, own = self.call, list[Any]()
+
+        def run(plan: CallPlan) -> str:
+            own.extend(() if own else self.made())
+            tensors = call.query, call.key, call.value, self.out
+            return plan.run(call, tensors, self.lse, (self.grad, self.grad_lse, *own))
+
+        return {place: partial(run, plan) for place, plan in plans.items()}
+
     def fitted(self, made: Grads) -> Grads:
         """What kernels wrote, those of terms summed over what was broadcast, and in the terms' dtypes."""
         q, k, v, bias, sinks, *tables = made
@@ -262,13 +274,14 @@ def kept(ctx: Any, saved: Sequence[Tensor], grad: Tensor | None, grad_lse: Tenso
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The plans of both passes of a call, its words without its tensors, and whether the gradients' bits are the same
-    in every run."""
+    """The plans of both passes of a call, its words without its tensors, whether the gradients' bits are the same in
+    every run, and whether the kernel of the backward pass has still to race others."""
 
     forward: CallPlan
     backward: CallPlan
     words: Call
     deterministic: bool
+    races: bool = False
 
 
 class Computes(Protocol):
@@ -323,11 +336,11 @@ def _as_planned(
     runtime: Computes, plans: Training, saved: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of query, key and value by the kernel that was planned with the forward pass, where the gradient
-    of the answer lies as the answer does; None for all else, whose plan has to be found first. A kernel that was
-    planned for the log-sum-exp's gradient too reads one, and here is none."""
+    of the answer lies as the answer does; None for all else, whose plan has to be found first, by a race if need be.
+    A kernel that was planned for the log-sum-exp's gradient too reads one, and here is none."""
     if len(saved) != 5 or are_deterministic(plans.words) != plans.deterministic or plans.backward.kernel.failure:
         return None
-    if plans.words.return_lse:
+    if plans.words.return_lse or plans.races:
         return None
     query, key, value, out, _ = saved
     if type(grad) is not Tensor or not is_ordinary(query, key, value) or grad.stride() != out.stride():

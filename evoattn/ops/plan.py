@@ -241,7 +241,7 @@ class CallPlan(Plan):
         return made, places
 
 
-def in_turn(plans: Mapping[int, CallPlan], call: Call) -> dict[int, Callable[[], str]]:
+def in_turn(call: Call, plans: Mapping[int, CallPlan]) -> dict[int, Callable[[], str]]:
     """What enqueues each of these plans of a call, over one answer that is not the caller's."""
     query, own = call.query, list[Tensor | None]()
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -67,6 +68,7 @@ PLANS_KEPT = 4096
 FOLDER = "op"
 """Of its kernels, in the user's cache of compiled ones."""
 Plan = TypeVar("Plan")
+InTurn = Callable[[Mapping[int, CallPlan]], dict[int, Callable[[], str]]]
 Known = tuple[object, ...]
 """All that the plan of a call depends on."""
 Plans = dict[Known, CallPlan | Refusal]
@@ -281,6 +283,9 @@ class Runtime:
         choices = self.training_choices(call)
         if isinstance(choices, Refusal):
             return Refusal(f"{GRADIENTS}, and {choices.reason}")
+        assert self.platform is not None and self._kernels is not None
+        if (races := bool(choices[1].rivals)) and not self.platform.capturing():
+            self._kernels.ahead(choices[1], call.query.get_device())
         plans = []
         for choice, of in zip(choices, (replace(call, return_lse=True), call), strict=True):
             plan = self._prepared(choice, of)
@@ -288,7 +293,7 @@ class Runtime:
                 return plan if plan.reason is COLD else Refusal(f"{GRADIENTS}, and {plan.reason}")
             plans.append(plan)
         forward, backward = plans
-        return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call))
+        return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call), races)
 
     def planned(self, known: Known, index: int, problem: Callable[[], StridedProblem | str]) -> OperationPlan | None:
         """The plan of an operation beside attention, which PyTorch has no kernel for: of all tensors that `known` does
@@ -338,8 +343,8 @@ class Runtime:
         return self._choice(call, lambda: call.problem(out.stride()), contends)
 
     def backward_choice(self, given: Backward) -> Choice | Refusal:
-        """The kernel for a backward pass, or why none; loads nothing."""
-        return self._choice(given.call, given.problem)
+        """The kernel for a backward pass, which may have still to race, or why none; loads nothing."""
+        return self._choice(given.call, given.problem, contends=True)
 
     def training_choices(self, call: Call) -> tuple[Choice, Choice] | Refusal:
         """The kernels for both passes of a call that wants gradients, or why torch computes both; loads nothing."""
@@ -382,8 +387,9 @@ class Runtime:
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
-        races = self.races and race is not None and problem.op == "forward"
-        choice = choose(problem, gpu, self.pick, allowed or races, self._others, self._lookup, races)
+        races = self.races and race is not None and problem.op in ("forward", "backward")
+        guesses = allowed or (races and problem.op == "forward")
+        choice = choose(problem, gpu, self.pick, guesses, self._others, self._lookup, races)
         if isinstance(choice, Refusal):
             return choice
         apart = alone or (choice.estimated and self.estimated) or keeps_bits(problem)
@@ -435,7 +441,7 @@ class Runtime:
                 return Refusal(FOLDING)
             choice = self.choice(call, contends=True)
             if isinstance(choice, Choice) and (choice.estimated or choice.rivals):
-                plan, keeps = self._by_race(choice, call)
+                plan, keeps = self._by_race(choice, call, partial(in_turn, call))
                 if not keeps:
                     if len(self._unraced) >= PLANS_KEPT:
                         self._unraced = {}
@@ -462,7 +468,12 @@ class Runtime:
         """As `_decide`, of a backward pass."""
         with self._lock:
             plans = self.plans
-            plan = self._prepared(self.backward_choice(given), given.call)
+            choice = self.backward_choice(given)
+            if isinstance(choice, Choice) and choice.rivals:
+                plan, _ = self._by_race(choice, given.call, given.in_turn)
+                self._trainings = {}  # the calls to come have its winner
+            else:
+                plan = self._prepared(choice, given.call)
             if not (plan.__class__ is Refusal and plan.reason is COLD):
                 self.keep(plans, known, plan)
             return plan
@@ -483,9 +494,10 @@ class Runtime:
             self._kernels.say(f"SDPA was captured for {choice.problem.as_searched.describe()}: {IN_CAPTURE}")
         return IN_CAPTURE
 
-    def _by_race(self, choice: Choice, call: Call) -> tuple[CallPlan | Refusal, bool]:
+    def _by_race(self, choice: Choice, call: Call, in_turn: InTurn) -> tuple[CallPlan | Refusal, bool]:
         """The plan of the kernel that is fastest on this call, else why PyTorch is to run; and whether that holds for
-        the next such call, as it does not where one that nobody measured could not race this very time."""
+        the next such call, as it does not where one that nobody measured could not race this very time. `in_turn`:
+        what enqueues each of these plans."""
         assert self._race is not None and self.platform is not None and self._kernels is not None
         platform, index = self.platform, call.query.get_device()
         machine, why = platform.identity(index), self._why_no_race(choice, call)
@@ -507,7 +519,7 @@ class Runtime:
         raced: Raced | str = why
         if len(plans) > 1 or choice.estimated:
             with platform.guard(index):
-                raced = self._race.hold(choice, machine, call, in_turn(plans, call))
+                raced = self._race.hold(choice, machine, call, in_turn(plans))
             self._unraced = {}  # the size is known now, to compiled code and captures, too
         if not isinstance(raced, str):
             found = decided(choice, raced)

@@ -68,7 +68,7 @@ ENOUGH = 90
 of plain problems alone has more, so these have one climb. With all climbs the ends cost 0.3 % less at 60 plain problems
 and 0.2 % less at 65 with variants, in 38 ms of CPU time for 24 (seeds 4999 and 4998, 2026-11-28). A card that its owner
 has calibrated has all climbs."""
-UNLIKE = ("BLOCK_M", "BLOCKS_PER_SM", "SPLITS", "KEY_SPLIT"), ("BLOCK_M", "BLOCK_N"), ()
+UNLIKE = ("BLOCK_M", "BLOCKS_PER_SM", "SPLITS", "KEY_SPLIT"), ("BLOCK_M", "BLOCK_N", "DQ_SUM"), ()
 """For each kernel that a pick races (`Race` of `evoattn/ops/choice.py`) genes in one of which, or in the family, it
 differs from those before it, all genes where none are named: those that are alike in them are mostly slow for one
 reason. First choices among the kernels timed on 225 plain problems left out of the fit lose 1.032 (95 %: 1.114), the

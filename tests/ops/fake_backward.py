@@ -75,7 +75,8 @@ class FakeBackward(Family):
         of_bias = problem.strides("bias")[:2] if problem.bias else (0, 0)
         args += [Scalar("int64", stride) for stride in (*strides, *of_bias)]
         args += [Scalar("float32", problem.softmax_scale), Scalar("float32", problem.softcap)]
-        return (KernelLaunch(NAME, (problem.heads, problem.batch, 1), (32, 1, 1), 0, tuple(args)),)
+        smem = int(config.params.get("SMEM", 0))
+        return (KernelLaunch(NAME, (problem.heads, problem.batch, 1), (32, 1, 1), smem, tuple(args)),)
 
 
 FAMILY = FakeBackward()
@@ -108,8 +109,8 @@ def pick_either(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     return Pick(NAME, KernelConfig(NAME, {"DETERMINISTIC": True}), "it is the test's")
 
 
-def training_runtime(device: FakeDevice, folder: Path, pick=pick_either, checked: bool = True) -> Runtime:
-    return Runtime(device, pick, folder, build=partial(build_either, checked=checked), lookup=lookup)
+def training_runtime(device: FakeDevice, folder: Path, pick=pick_either, checked: bool = True, race=None) -> Runtime:
+    return Runtime(device, pick, folder, build=partial(build_either, checked=checked), lookup=lookup, race=race)
 
 
 class TrainingDevice(FakeDevice):

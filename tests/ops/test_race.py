@@ -16,10 +16,11 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import choice, plan
-from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, DELAY_US, NO_MEMORY, TOO_LONG, Race
+from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.wins import FASTER, Raced, Races
+from tests.ops.fake_clock import FakeClock
 from tests.ops.fake_device import WGMMA, FakeDevice, Pick, build, near, reference, tensors, wgmma_pick
 
 
@@ -59,38 +60,6 @@ def test_a_clock_takes_what_the_cpu_takes_from_a_first_call(monkeypatch):
     for name, given in (("mem_get_info", (5, 90)), ("memory_reserved", 30), ("memory_allocated", 20)):
         monkeypatch.setattr(torch.cuda, name, lambda index, given=given: given if index == 3 else None)
     assert clock.room(3) == 15
-
-
-class FakeClock:
-    """Times are what the test says; the calls that it times are made. The kernel that is timed first is ours."""
-
-    def __init__(self, us=10.0, torch_us=20.0, room=1 << 40, rival_us=5.0):
-        self.took, self.free, self.asked = {"ours": us, "rival": rival_us, "torch": torch_us}, room, []
-        self.first = None
-
-    def time_us(self, run, count):
-        before = len(self.device.launches)
-        for _ in range(count):
-            run()
-        who = "torch"
-        if self.device.launches[before:]:
-            memory = self.device.launches[-1].smem_bytes
-            self.first = self.first or memory
-            who = "ours" if memory == self.first else "rival"
-        self.asked.append((who, count))
-        return self.took[who]
-
-    def first_us(self, run):
-        return self.time_us(run, 1)
-
-    @property
-    def spent_us(self):
-        """What the race took of the GPU."""
-        turns = max(0, len(self.asked) - 2)
-        return turns * DELAY_US + sum(count * self.took[who] for who, count in self.asked)
-
-    def room(self, index):
-        return self.free
 
 
 @pytest.fixture
