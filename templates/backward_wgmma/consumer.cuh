@@ -44,12 +44,14 @@ struct Consumer : Products {
 private:
   // `parity`: of the barriers of K and V.
   __device__ __forceinline__ void key_tile(const KeyGradients& to, uint32_t parity) {
-    if constexpr (!BY_PRODUCTS) key_tile_of<true, true>(to, parity);
+    if (!BY_PRODUCTS && (!DQ_ALONE || warpgroup == 0)) key_tile_of<true, true>(to, parity);
+    else if constexpr (!BY_PRODUCTS) key_tile_of<true, true, false>(to, parity);
     else if (warpgroup == 0) key_tile_of<false, true>(to, parity);
     else key_tile_of<true, false>(to, parity);
   }
-  // DK, DV: which of both is this warpgroup's.
-  template <bool DK, bool DV> __device__ __forceinline__ void key_tile_of(const KeyGradients& to, uint32_t parity) {
+  // DK, DV, DQ: what is this warpgroup's, of all that has a part.
+  template <bool DK, bool DV, bool DQ = true>
+  __device__ __forceinline__ void key_tile_of(const KeyGradients& to, uint32_t parity) {
     walk.begin(block, group);
 #pragma unroll
     for (int i = 0; DK && i < DK_TILES * DK_COLUMNS / 2; ++i) dk[i / (DK_COLUMNS / 2)][i % (DK_COLUMNS / 2)] = 0.f;
@@ -57,8 +59,11 @@ private:
     for (int i = 0; DV && i < DV_TILES * DV_COLUMNS / 2; ++i) dv[i / (DV_COLUMNS / 2)][i % (DV_COLUMNS / 2)] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
+    if constexpr (K_IN_REGISTERS) load_operand(k, Smem::K);
+    if constexpr (V_IN_REGISTERS) load_operand(v, Smem::V);
+    if constexpr (CLAIMED && V_IN_REGISTERS) fence_proxy_async(), __syncwarp();  // the next ones may come
     while (!walk.done()) {
-      if constexpr (DK && DV) query_tile();
+      if constexpr (DK && DV) query_tile<DQ>();
       else if constexpr (DV) tile_of_values();
       else tile_of_keys();
     }
@@ -86,7 +91,7 @@ private:
                                     block.first_tile * BLOCK_M, block.tiles * BLOCK_M, threadIdx.x);
     named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there
   }
-  __device__ __forceinline__ void query_tile() {
+  template <bool DQ> __device__ __forceinline__ void query_tile() {
     multiply_s(), take_tile(), load_seen(), multiply_dp();
     if constexpr (TERMS_EARLY) load_terms(log_sums());
     wgmma_wait<1>();
@@ -95,13 +100,14 @@ private:
     if constexpr (!DV_LAST) multiply_dv();
     score_gradients();
     gradients_to_shared();
-    multiply_dq();
+    if constexpr (DQ) multiply_dq();
     multiply_dk();
     if constexpr (BIAS_FROM_SHARED) add_rows_to_bias();
     wgmma_wait<1>();  // dV and dQ are there
-    pin_tiles(dv), pin_dq();
+    pin_tiles(dv);
+    if constexpr (DQ) pin_dq();
     release(Smem::DO_EMPTY + 8 * d.stage);
-    add_dq();
+    if constexpr (DQ) add_dq();
     wgmma_wait<0>();
     pin_tiles(dk);
     release(Smem::Q_EMPTY + 8 * q.stage);
@@ -455,10 +461,10 @@ private:
   // first has both of query 2 t then, the other of the next query.
   __device__ __forceinline__ void write_dq() const {
     const int odd = DQ_BY_DIMS ? lane / 4 % 2 : 0,
-              sixteen = DQ_BY_DIMS ? 0 : warpgroup / SUM_TILES_ALONG * 64 + warp * 16;
+              sixteen = DQ_BY_DIMS ? 0 : dq_part() / SUM_TILES_ALONG * 64 + warp * 16;
     const int query = walk.tile * BLOCK_M + (DQ_BY_DIMS ? lane % 4 * 2 + odd : sixteen + lane / 4);
     const int column = DQ_BY_DIMS ? warpgroup * 64 + warp * 16 + lane / 4 - odd
-                                  : warpgroup % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
+                                  : dq_part() % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
     Element* row_gmem = rows.dq_gmem + rows.dq.first(block.batch, walk.head, query) + column;
 #pragma unroll
     for (int i = 0; i < DQ_COLUMNS / 2; i += 2) {
@@ -479,12 +485,11 @@ private:
     if (alone()) return write_dq();
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
     float *of_tile = dq_sums_gmem + tile * Sums::FLOATS, *share_sums = of_tile + share_of_dq(warpgroup, warp);
-    float* sums = of_tile + (block.first_part() + warpgroup) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+    float* sums = of_tile + (block.first_part() + dq_part()) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_WARP) {
-      const int group = Smem::DQ + warpgroup * Smem::DQ_GROUP_BYTES, place = group + warp * Smem::DQ_WARP_BYTES;
+      const int group = Smem::DQ + dq_part() * Smem::DQ_GROUP_BYTES, place = group + warp * Smem::DQ_WARP_BYTES;
       const int share_place = group + 4 * Smem::DQ_WARP_BYTES + warp * Smem::DQ_SHARE_BYTES;
-      mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, DS_STAGES == 2 ? score_stage ^ 1 : dq_parity);
-      dq_parity ^= 1;
+      mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * dq_part(), (DS_STAGES == 2 ? score_stage : ds_parity) ^ 1);
       auto copy = [&](const auto& x, int to, int count) {
 #pragma unroll
         for (int i = 0; i < count; i += 4)
@@ -494,11 +499,11 @@ private:
       if constexpr (DQ_SHARE > 0) copy(dq_share, share_place, DQ_SHARE / 2);
       fence_proxy_async();
       __syncwarp();  // all lanes have written
-      release(Smem::DQ_FULL + 8 * warpgroup);
+      release(Smem::DQ_FULL + 8 * dq_part());
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup * 4 + warp, i / 4, BLOCK_M))
+        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(dq_part() * 4 + warp, i / 4, BLOCK_M))
           red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
       if constexpr (DQ_SHARE > 0) {

@@ -169,7 +169,7 @@ private:
         fence_proxy_async_all();
       }
 #pragma unroll
-      for (int i = 0; i < WARPGROUPS; ++i) {
+      for (int i = 0; i < DQ_GROUPS; ++i) {
         mbarrier_wait(smem_address + Smem::DQ_FULL + 8 * i, parity);
         const uint32_t from_smem = smem_address + Smem::DQ + i * Smem::DQ_GROUP_BYTES;
         auto move = [&](int to, int from, int bytes) {
@@ -182,7 +182,7 @@ private:
           move(share_of_dq(i, warp), 4 * Smem::DQ_WARP_BYTES + warp * Smem::DQ_SHARE_BYTES, Smem::DQ_SHARE_BYTES);
         tma_store_commit();
       }
-      release<WARPGROUPS>(smem_address);
+      release<DQ_GROUPS>(smem_address);
       if (IN_ORDER || (FIRST_STORES && first)) {
         tma_store_wait();
         if constexpr (IN_ORDER) release_one(added_to(walk));
@@ -216,7 +216,7 @@ private:
   // The first copies are the first to have read their part.
   template <int PARTS> __device__ __forceinline__ void release(uint32_t smem_address) const {
     tma_store_wait_read<PARTS - 1>();
-    mbarrier_arrive(smem_address + Smem::DQ_EMPTY + 8 * (WARPGROUPS - PARTS));
+    mbarrier_arrive(smem_address + Smem::DQ_EMPTY + 8 * (DQ_GROUPS - PARTS));
     if constexpr (PARTS > 1) release<PARTS - 1>(smem_address);
   }
   // A tile of Q or dO, and a term of its queries.

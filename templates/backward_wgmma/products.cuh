@@ -2,6 +2,7 @@
 // of backward_wgmma.cu.j2.
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/keep.cuh"
+#include "device/ptx/ldmatrix.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/named_barrier.cuh"
 #include "device/ptx/opaque.cuh"
@@ -37,6 +38,7 @@ struct Fragments {
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
   float terms[TERMS];                                 // of the queries: log2 of their sums, then deltas
   float factors[FACTORS];                             // of the scores' gradients
+  uint32_t k[K_IN_REGISTERS ? Tiles::DIM_STEPS : 1][4], v[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
   float dq[DQ_COLUMNS / 2];
   float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float dk[DK_TILES][DK_COLUMNS / 2], dv[DV_TILES][DV_COLUMNS / 2];
@@ -84,6 +86,8 @@ struct Products {
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
   float (&terms_of_lane)[TERMS];
   float (&factors)[FACTORS];
+  uint32_t (&k)[K_IN_REGISTERS ? Tiles::DIM_STEPS : 1][4];
+  uint32_t (&v)[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float (&dk)[DK_TILES][DK_COLUMNS / 2];
@@ -110,9 +114,8 @@ struct Products {
   RingPosition<Q_STAGES> q;   // of the tile at hand
   RingPosition<DO_STAGES> d;
   int score_stage = 0;     // of dS and P
-  uint32_t ds_parity = 0;  // OWN_KEYS_FIRST, PAIRED: of the barriers of dS
+  uint32_t ds_parity = 0;  // of the barriers of dS
   int done = 0;            // ONE_LAUNCH: queries of the tiles before
-  uint32_t dq_parity = 1;  // DQ_BY_WARP: of the barrier that says that the last dQ has been read; DS_STAGES = 1
 
   __device__ __forceinline__ Products(Fragments& f, unsigned char* smem, int block_warp, const KeyWorks& works,
                                       KeyWork& work, int group, const QueryTerms& terms, float* dq_sums_gmem,
@@ -124,6 +127,8 @@ struct Products {
         ds(f.ds),
         terms_of_lane(f.terms),
         factors(f.factors),
+        k(f.k),
+        v(f.v),
         dq(f.dq),
         dq_share(f.dq_share),
         dk(f.dk),
@@ -162,6 +167,8 @@ struct Products {
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
+  // Which part of dQ is this warpgroup's.
+  __device__ __forceinline__ int dq_part() const { return DQ_ALONE ? 0 : warpgroup; }
   // OWN_KEYS_FIRST: the barrier of dS of a warpgroup's keys. A stage later none can be a phase ahead of one that waits.
   __device__ __forceinline__ int scores_of(int of) const { return Smem::DS_FULL + 8 * (score_stage * WARPGROUPS + of); }
   __device__ __forceinline__ void release(int barrier) const {
@@ -170,14 +177,23 @@ struct Products {
 
   __device__ __forceinline__ void multiply_s() {  // Sᵀ = K Qᵀ
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
-    multiply_rows<Tiles>(s, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
+    multiply_rows<Tiles, K_IN_REGISTERS>(s, k, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
-    multiply_rows<ValueTiles>(dp, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
+    multiply_rows<ValueTiles, V_IN_REGISTERS>(dp, v, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
   }
-  template <class Of>
-  __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], int keys_place, int queries_place) {
+  // This warpgroup's keys of a tile of K or V.
+  template <int STEPS> __device__ __forceinline__ void load_operand(uint32_t (&to)[STEPS][4], int place) const {
+    const int row = keys * 64 + warp * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+      ldmatrix_x4(to[step], smem_address + place + step / 4 * (BLOCK_N * 128) + row * 128 +
+                                ((step % 4 * 2 + lane / 16) ^ row % 8) * 16);
+  }
+  template <class Of, bool IN_REGISTERS, int STEPS>
+  __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], const uint32_t (&registers)[STEPS][4],
+                                                int keys_place, int queries_place) {
     const uint64_t of_keys = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
     const uint64_t of_queries = own_descriptor(smem_address + queries_place + dims * SCORE_QUERIES * 128, 0);
     wgmma_fence();
@@ -185,7 +201,8 @@ struct Products {
     for (int step = 0; step < Of::DIM_STEPS; ++step) {
       const uint64_t a = of_keys + descriptor_step(Of::step_offset(step, BLOCK_N));
       const uint64_t b = of_queries + descriptor_step(Of::step_offset(step, BLOCK_M));
-      wgmma_s(to, DKV_BY_DIMS ? b : a, DKV_BY_DIMS ? a : b, step > 0);
+      if constexpr (IN_REGISTERS) wgmma_s(to, registers[step], b, step > 0);
+      else wgmma_s(to, DKV_BY_DIMS ? b : a, DKV_BY_DIMS ? a : b, step > 0);
     }
     wgmma_commit();
   }
@@ -226,7 +243,7 @@ struct Products {
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
     const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
-    const int of_all = block.first_part() + warpgroup, part = of_all % SUM_TILES_ALONG, rows = of_all / SUM_TILES_ALONG;
+    const int of_all = block.first_part() + dq_part(), part = of_all % SUM_TILES_ALONG, rows = of_all / SUM_TILES_ALONG;
     const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
     const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? of_all * 64 : part * DQ_COLUMNS);
     if constexpr (OWN_KEYS_FIRST) {

@@ -21,22 +21,22 @@ struct Smem {
   static constexpr int OTHER_K = OTHER_DS + (PAIRED ? DS_STAGES * SCORE_TILE_BYTES : 0);
   static constexpr int BIAS_GROUP_BYTES = BIAS ? BLOCK_M * 128 : 0;                     // of 64 keys
   static constexpr int BIAS_TILE = OTHER_K + (PAIRED ? Tiles::bytes(BLOCK_N) / 2 : 0);  // [Q_STAGES][KEY_GROUPS]
-  static constexpr int DQ = BIAS_TILE + Q_STAGES * KEY_GROUPS * BIAS_GROUP_BYTES;       // [WARPGROUPS][4 warps]
+  static constexpr int DQ = BIAS_TILE + Q_STAGES * KEY_GROUPS * BIAS_GROUP_BYTES;       // [DQ_GROUPS][4 warps]
   static constexpr int DQ_WARP_BYTES = DQ_BY_WARP ? 4 * Sums::WARP_FLOATS : 0;
   static constexpr int DQ_SHARE_BYTES = DQ_BY_WARP ? 4 * 16 * DQ_SHARE : 0;  // of a warp, behind those of the warpgroup
   static constexpr int DQ_GROUP_BYTES = 4 * (DQ_WARP_BYTES + DQ_SHARE_BYTES);
-  static constexpr int LOG_SUMS = DQ + WARPGROUPS * DQ_GROUP_BYTES;  // [Q_STAGES][BLOCK_M]
-  static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;   // [DO_STAGES][BLOCK_M]
-  static constexpr int TERMS = DELTAS + DO_STAGES * BLOCK_M * 4;     // ONE_LAUNCH: log-sums, deltas: [2][TERM_QUERIES]
+  static constexpr int LOG_SUMS = DQ + DQ_GROUPS * DQ_GROUP_BYTES;  // [Q_STAGES][BLOCK_M]
+  static constexpr int DELTAS = LOG_SUMS + Q_STAGES * BLOCK_M * 4;  // [DO_STAGES][BLOCK_M]
+  static constexpr int TERMS = DELTAS + DO_STAGES * BLOCK_M * 4;    // ONE_LAUNCH: log-sums, deltas: [2][TERM_QUERIES]
   static constexpr int K_FULL = TERMS + (ONE_LAUNCH ? 8 * TERM_QUERIES : 0);
   static constexpr int V_FULL = K_FULL + 8;
   static constexpr int Q_FULL = V_FULL + 8;                 // [Q_STAGES]
   static constexpr int Q_EMPTY = Q_FULL + 8 * Q_STAGES;     // [Q_STAGES]
   static constexpr int DO_FULL = Q_EMPTY + 8 * Q_STAGES;    // [DO_STAGES]
   static constexpr int DO_EMPTY = DO_FULL + 8 * DO_STAGES;  // [DO_STAGES]
-  static constexpr int DQ_FULL = DO_EMPTY + 8 * DO_STAGES;  // [WARPGROUPS]
-  static constexpr int DQ_EMPTY = DQ_FULL + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);
-  static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * WARPGROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
+  static constexpr int DQ_FULL = DO_EMPTY + 8 * DO_STAGES;  // [DQ_GROUPS]
+  static constexpr int DQ_EMPTY = DQ_FULL + (DQ_BY_WARP ? 8 * DQ_GROUPS : 0);
+  static constexpr int TOLD = DQ_EMPTY + (DQ_BY_WARP ? 8 * DQ_GROUPS : 0);  // [Q_STAGES] `ToldTile::Word`
   static constexpr int K_EMPTY = TOLD + (BlockStates::LISTED ? 8 * Q_STAGES : 0);
   static constexpr int CLAIM = K_EMPTY + 8;  // [2] of the tile of keys at hand and the next one: its number, or -1
   static constexpr int DS_FULL = K_EMPTY + (CLAIMED ? 16 : 0);  // OWN_KEYS_FIRST: [2 stages][WARPGROUPS]
@@ -58,7 +58,7 @@ struct Smem {
     };
     init(K_FULL, 1, 1 + PAIRED), init(V_FULL, 1, 1), init(Q_FULL, Q_STAGES, 2 + BIAS), init(DO_FULL, DO_STAGES, 2);
     init(Q_EMPTY, Q_STAGES, 4 * WARPGROUPS), init(DO_EMPTY, DO_STAGES, 4 * WARPGROUPS);
-    if constexpr (DQ_BY_WARP) init(DQ_FULL, WARPGROUPS, 4), init(DQ_EMPTY, WARPGROUPS, 1);
+    if constexpr (DQ_BY_WARP) init(DQ_FULL, DQ_GROUPS, 4), init(DQ_EMPTY, DQ_GROUPS, 1);
     if constexpr (OWN_KEYS_FIRST) init(DS_FULL, 2 * WARPGROUPS, 4);
     if constexpr (PAIRED)
       init(OTHER_FULL, DS_STAGES, 1 + 4 * WARPGROUPS / (1 + BY_PRODUCTS)), init(OTHER_EMPTY, DS_STAGES, 4 * WARPGROUPS);

@@ -13,7 +13,9 @@ from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     dq_share,
     dq_width,
+    in_registers,
     is_alone,
+    is_ones,
     key_blocks,
     lacks_room,
     launch_work,
@@ -127,6 +129,7 @@ class BackwardWgmma(Backward):
         producer, consumer = moved_registers(problem, genes)
         dims, dtype = dim_shares(genes), problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
+        k_in_registers, v_in_registers = in_registers(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
         keys = genes.BLOCK_N if genes.DKV_ROWS == "dims" else 0
@@ -146,9 +149,12 @@ class BackwardWgmma(Backward):
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
+            "K_IN_REGISTERS": k_in_registers,
+            "V_IN_REGISTERS": v_in_registers,
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
             "DQ_BY_DIMS": by_dims,
+            "DQ_ALONE": is_ones(genes),
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
@@ -172,7 +178,11 @@ class BackwardWgmma(Backward):
             "SMEM_BYTES": smem_bytes(problem, genes),
             "DQ_COLUMNS": columns,
             "DQ_ALL_COLUMNS": dq_width(problem, genes),
-            "WGMMA_S": wgmma_function("wgmma_s", keys or genes.BLOCK_M // dims, dtype, False, b_transposed=False),
+            "WGMMA_S": "\n".join(
+                wgmma_function("wgmma_s", keys or genes.BLOCK_M // dims, dtype, from_registers, b_transposed=False)
+                for from_registers in (False, True)
+                if from_registers is False or v_in_registers
+            ),
             "WGMMA_DV": wgmma_function(
                 "wgmma_dv",
                 keys or problem.head_dim_v // dims,
@@ -388,6 +398,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         or (why_not_paired(problem, genes) if genes.PAIR else None)
         or (why_not_turned(problem, genes) if genes.DKV_ROWS == "dims" else why_not_whole_groups(genes))
         or (why_not_by_products(problem, genes) if genes.GROUP_SHARE == "products" else None)
+        or (why_not_ones(genes) if is_ones(genes) else None)
         or why_not_in_order(genes)
     )
 
@@ -450,6 +461,14 @@ def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> 
     if problem.varlen or problem.blocks or problem.grads:
         return "LAUNCHES=one takes no packed sequences or block lists, and no gradients of biases or sinks."
     return None
+
+
+def why_not_ones(genes: BackwardWgmmaGenes) -> str | None:
+    """DQ_ROWS=one where dQ of a tile is not 64 queries, or a second warpgroup has nothing else to do. Added from
+    registers it takes 1.01 to 1.06 of the time that it takes by a warp (six problems)."""
+    if warpgroups(genes) != 2 or (genes.BLOCK_M, genes.GROUP_SHARE, genes.DQ_SUM) != (64, "dims", "warp"):
+        return "DQ_ROWS=one needs BLOCK_M=64, two warpgroups (BLOCK_N, DIM_GROUPS), GROUP_SHARE=dims and DQ_SUM=warp."
+    return "DQ_ROWS=one needs DQ_WHEN=all_there." if genes.DQ_WHEN != "all_there" else None
 
 
 def why_not_in_order(genes: BackwardWgmmaGenes) -> str | None:

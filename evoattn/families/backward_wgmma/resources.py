@@ -45,8 +45,9 @@ class BackwardWgmmaGenes(Genes):
     )
     P_PLACE: Literal["registers", "shared"] = gene("where dV's product reads the probabilities")
     DS_PLACE: Literal["registers", "shared"] = gene("where dK's product reads the gradients of the scores")
-    DQ_ROWS: Literal["queries", "dims"] = gene(
-        "the rows of dQ's product: 64 queries a warpgroup, or 64 dimensions of the transposed dQ"
+    DQ_ROWS: Literal["queries", "dims", "one"] = gene(
+        "the rows of dQ's product: 64 queries a warpgroup, which shares dimensions with others; or 64 dimensions of "
+        "the transposed dQ; or 64 queries of one warpgroup alone"
     )
     DQ_SUM: Literal["registers", "warp"] = gene(
         "dQ is added to the sums in memory from registers, or from shared memory by bulk copies of a warp of its own"
@@ -133,6 +134,8 @@ first, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D
 terms take 0.93 to 0.99 of the time (eight pairs)."""
 
 
+SPARE_REGISTERS = 8
+"""That K and V leave where they lie in registers."""
 LEAST_COLUMNS = 8
 """Of a product by wgmma."""
 
@@ -188,22 +191,33 @@ def whole_chunks(dim: int) -> int:
     return math.ceil(dim / CHUNK_COLUMNS) * CHUNK_COLUMNS
 
 
+def is_ones(genes: BackwardWgmmaGenes) -> bool:
+    """Whether one warpgroup alone multiplies dQ of a tile of queries."""
+    return genes.DQ_ROWS == "one"
+
+
+def dq_groups(genes: BackwardWgmmaGenes) -> int:
+    """Warpgroups of a block that share dQ of a tile of queries."""
+    return 1 if is_ones(genes) else warpgroups(genes)
+
+
 def dq_width(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Columns of dQ in its sums."""
-    small = problem.head_dim < CHUNK_COLUMNS and genes.DQ_ROWS == "queries"
+    small = (problem.head_dim < CHUNK_COLUMNS and genes.DQ_ROWS == "queries") or is_ones(genes)
     return problem.head_dim if small else whole_chunks(problem.head_dim)
 
 
 def dq_columns(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Columns of a warpgroup's part of dQ, or, DQ_ROWS=dims, queries; 0 where the warpgroups cannot share dQ. Of one
     chunk parts may be narrower than that."""
-    columns, groups = dq_width(problem, genes), warpgroups(genes) * pair(genes)
+    columns, groups = dq_width(problem, genes), dq_groups(genes) * pair(genes)
     if genes.DQ_ROWS == "dims":
         return genes.BLOCK_M if columns == CHUNK_COLUMNS * groups or dq_share(problem, genes) else 0
     rows = genes.BLOCK_M // GROUP_KEYS
     if genes.BLOCK_M % GROUP_KEYS or groups % rows:
         return 0
-    parts, step = groups // rows, CHUNK_COLUMNS if columns > CHUNK_COLUMNS else LEAST_COLUMNS
+    parts = groups // rows
+    step = CHUNK_COLUMNS if columns > CHUNK_COLUMNS and parts > 1 else LEAST_COLUMNS
     return columns // parts if columns % (parts * step) == 0 else 0
 
 
@@ -253,6 +267,18 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     return kept + alive + FIXED_REGISTERS[genes.ORDER]
 
 
+def in_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[bool, bool]:
+    """Whether products read K, and V, from registers, which hold them as long as a block has their keys: where there is
+    room, V first. With up to 64 queries a tile a product from shared memory reads as long as it multiplies, or longer.
+    """
+    if genes.GROUP_SHARE != "dims" or genes.BLOCK_M > GROUP_KEYS:
+        return False, False
+    have = moved_registers(problem, genes)[1] or registers_at_launch(genes)
+    left = have - registers_needed(problem, genes) - SPARE_REGISTERS
+    of_k, of_v = (up_to(dim, 16) // 4 for dim in (problem.head_dim, problem.head_dim_v))
+    return of_k + of_v <= left, of_v <= left
+
+
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Dynamic shared memory of a block: see `templates/backward_wgmma/shared_layout.cuh`."""
     rows = whole_chunks(problem.head_dim) * problem.element_bytes
@@ -266,9 +292,9 @@ def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     tiles += genes.BLOCK_N * rows // 2 * genes.PAIR
     tiles += genes.Q_STAGES * genes.BLOCK_M * genes.BLOCK_N * problem.element_bytes * bool(problem.bias)
     columns = dq_columns(problem, genes) + dq_share(problem, genes)
-    sums = 64 * columns * 4 * warpgroups(genes) if genes.DQ_SUM == "warp" else 0
+    sums = 64 * columns * 4 * dq_groups(genes) if genes.DQ_SUM == "warp" else 0
     terms = 4 * genes.BLOCK_M * (genes.Q_STAGES + genes.DO_STAGES)
-    barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * warpgroups(genes) * (genes.DQ_SUM == "warp")
+    barriers = 2 + 2 * genes.Q_STAGES + 2 * genes.DO_STAGES + 2 * dq_groups(genes) * (genes.DQ_SUM == "warp")
     told = genes.Q_STAGES * bool(problem.blocks)  # which tile of queries the producer brought
     terms += 8 * TERM_QUERIES * (genes.LAUNCHES == "one")
     claims, own = 2 * (genes.SCHEDULE == "claimed"), 2 * warpgroups(genes) * (genes.DQ_WHEN != "all_there")
@@ -422,6 +448,9 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
+OPERAND_WAIT = 100
+"""Clocks of a tile that K or V saves in registers: of nine problems of head_dim 64 to 96 on an H200 V took 0.945 to
+0.976 of the time so, and the model says 0.958 to 0.987."""
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -434,9 +463,10 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
     pairs, columns, size = queries * keys, dq_width(problem, genes), problem.element_bytes
     tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * size
-    own_keys = keys * (width + value_width) * size  # K and V as A operands
+    k_in_registers, v_in_registers = in_registers(problem, genes)
+    own_keys = keys * (width * (not k_in_registers) + value_width * (not v_in_registers)) * size  # as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
-    dq_reads = groups * sum(64 * keys + part * keys for part in parts) * size * pair(genes)
+    dq_reads = dq_groups(genes) * sum(64 * keys + part * keys for part in parts) * size * pair(genes)
     turned = genes.DKV_ROWS == "dims"
     of_dk, of_dv = (whole_chunks(dim) // CHUNK_COLUMNS if turned else genes.DIM_GROUPS for dim in (width, value_width))
     scores = pairs * size * (pair(genes) + of_dk * (genes.DS_PLACE == "shared"))
@@ -459,7 +489,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
         loaded_bytes=tile_bytes + 2.0 * sums + 8.0 * pairs * ("bias" in parse_grads(problem.grads)),
-        waits=STEP_WAIT,
+        waits=STEP_WAIT - OPERAND_WAIT * (k_in_registers + v_in_registers),
     )
     extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT if genes.SPLIT == "all" else 1
