@@ -241,6 +241,9 @@ class CallPlan(Plan):
         return made, places
 
 
+InTurn = Callable[[Mapping[int, CallPlan]], dict[int, Callable[[], str]]]
+
+
 def in_turn(call: Call, plans: Mapping[int, CallPlan]) -> dict[int, Callable[[], str]]:
     """What enqueues each of these plans of a call, over one answer that is not the caller's."""
     query, own = call.query, list[Tensor | None]()

@@ -53,7 +53,7 @@ from evoattn.ops.choice import (
     keeps_bits,
 )
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
-from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, Kernels, OperationPlan, in_turn
+from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, InTurn, Kernels, OperationPlan, in_turn
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import Pick, lasting_pick, next_picks
@@ -68,7 +68,6 @@ PLANS_KEPT = 4096
 FOLDER = "op"
 """Of its kernels, in the user's cache of compiled ones."""
 Plan = TypeVar("Plan")
-InTurn = Callable[[Mapping[int, CallPlan]], dict[int, Callable[[], str]]]
 Known = tuple[object, ...]
 """All that the plan of a call depends on."""
 Plans = dict[Known, CallPlan | Refusal]
@@ -241,16 +240,13 @@ class Runtime:
         if self.platform is not None and given.is_ordinary:
             given = given.readable()
             plan = self.plans.get(given.known) or self._decide_backward(given, given.known)
-            if plan.__class__ is CallPlan and (made := self._differentiated(plan, given)) is not None:
-                return given.fitted(made)
+            if plan.__class__ is CallPlan:
+                call, made = given.call, given.made()
+                tensors = call.query, call.key, call.value, given.out, given.lse
+                if self.differentiates(plan, call, tensors, (given.grad, given.grad_lse, *made)):
+                    return given.fitted(made)
         refuse("none serves its gradients", batch_invariant=given.call.batch_invariant)
         return by_torch(given)
-
-    def _differentiated(self, plan: CallPlan, given: Backward) -> Grads | None:
-        """What a kernel writes; None where it cannot be launched."""
-        made, call = given.made(), given.call
-        tensors = call.query, call.key, call.value, given.out, given.lse
-        return made if self.differentiates(plan, call, tensors, (given.grad, given.grad_lse, *made)) else None
 
     def differentiates(
         self, plan: CallPlan, call: Call, tensors: Sequence[Tensor], backward: Sequence[Tensor | None]
@@ -387,9 +383,9 @@ class Runtime:
         if PROMISE.everywhere and problem.op == "forward":
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
-        races = self.races and race is not None and problem.op in ("forward", "backward")
-        guesses = allowed or (races and problem.op == "forward")
-        choice = choose(problem, gpu, self.pick, guesses, self._others, self._lookup, races)
+        forward, races = problem.op == "forward", self.races and race is not None
+        races = races and (forward or problem.op == "backward")
+        choice = choose(problem, gpu, self.pick, allowed or (races and forward), self._others, self._lookup, races)
         if isinstance(choice, Refusal):
             return choice
         apart = alone or (choice.estimated and self.estimated) or keeps_bits(problem)
@@ -471,7 +467,7 @@ class Runtime:
             choice = self.backward_choice(given)
             if isinstance(choice, Choice) and choice.rivals:
                 plan, _ = self._by_race(choice, given.call, given.in_turn)
-                self._trainings = {}  # the calls to come have its winner
+                self._trainings = {}  # calls to come have its winner
             else:
                 plan = self._prepared(choice, given.call)
             if not (plan.__class__ is Refusal and plan.reason is COLD):
@@ -496,8 +492,8 @@ class Runtime:
 
     def _by_race(self, choice: Choice, call: Call, in_turn: InTurn) -> tuple[CallPlan | Refusal, bool]:
         """The plan of the kernel that is fastest on this call, else why PyTorch is to run; and whether that holds for
-        the next such call, as it does not where one that nobody measured could not race this very time. `in_turn`:
-        what enqueues each of these plans."""
+        the next such call, as it does not where one that nobody measured could not race this very time. `in_turn`: as
+        that of `plan`, of the call."""
         assert self._race is not None and self.platform is not None and self._kernels is not None
         platform, index = self.platform, call.query.get_device()
         machine, why = platform.identity(index), self._why_no_race(choice, call)

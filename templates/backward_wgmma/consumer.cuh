@@ -461,10 +461,10 @@ private:
   // first has both of query 2 t then, the other of the next query.
   __device__ __forceinline__ void write_dq() const {
     const int odd = DQ_BY_DIMS ? lane / 4 % 2 : 0,
-              sixteen = DQ_BY_DIMS ? 0 : dq_part() / SUM_TILES_ALONG * 64 + warp * 16;
+              sixteen = DQ_BY_DIMS ? 0 : warpgroup / SUM_TILES_ALONG * 64 + warp * 16;
     const int query = walk.tile * BLOCK_M + (DQ_BY_DIMS ? lane % 4 * 2 + odd : sixteen + lane / 4);
     const int column = DQ_BY_DIMS ? warpgroup * 64 + warp * 16 + lane / 4 - odd
-                                  : dq_part() % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
+                                  : warpgroup % SUM_TILES_ALONG * DQ_COLUMNS + lane % 4 * 2;
     Element* row_gmem = rows.dq_gmem + rows.dq.first(block.batch, walk.head, query) + column;
 #pragma unroll
     for (int i = 0; i < DQ_COLUMNS / 2; i += 2) {
@@ -485,11 +485,11 @@ private:
     if (alone()) return write_dq();
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
     float *of_tile = dq_sums_gmem + tile * Sums::FLOATS, *share_sums = of_tile + share_of_dq(warpgroup, warp);
-    float* sums = of_tile + (block.first_part() + dq_part()) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
+    float* sums = of_tile + (block.first_part() + warpgroup) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;
     if constexpr (DQ_BY_WARP) {
-      const int group = Smem::DQ + dq_part() * Smem::DQ_GROUP_BYTES, place = group + warp * Smem::DQ_WARP_BYTES;
+      const int group = Smem::DQ + warpgroup * Smem::DQ_GROUP_BYTES, place = group + warp * Smem::DQ_WARP_BYTES;
       const int share_place = group + 4 * Smem::DQ_WARP_BYTES + warp * Smem::DQ_SHARE_BYTES;
-      mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * dq_part(), (DS_STAGES == 2 ? score_stage : ds_parity) ^ 1);
+      mbarrier_wait(smem_address + Smem::DQ_EMPTY + 8 * warpgroup, (DS_STAGES == 2 ? score_stage : ds_parity) ^ 1);
       auto copy = [&](const auto& x, int to, int count) {
 #pragma unroll
         for (int i = 0; i < count; i += 4)
@@ -499,11 +499,11 @@ private:
       if constexpr (DQ_SHARE > 0) copy(dq_share, share_place, DQ_SHARE / 2);
       fence_proxy_async();
       __syncwarp();  // all lanes have written
-      release(Smem::DQ_FULL + 8 * dq_part());
+      release(Smem::DQ_FULL + 8 * warpgroup);
     } else {
 #pragma unroll
       for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
-        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(dq_part() * 4 + warp, i / 4, BLOCK_M))
+        if (HEAD_DIM % 64 == 0 || Sums::needed<HEAD_DIM>(warpgroup * 4 + warp, i / 4, BLOCK_M))
           red_add_v4(sums + i * 32 + lane * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
       if constexpr (DQ_SHARE > 0) {

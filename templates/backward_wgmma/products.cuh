@@ -167,8 +167,6 @@ struct Products {
     if constexpr (Mask::WINDOW) keep_in_register(see_all.end);
   }
 
-  // Which part of dQ is this warpgroup's.
-  __device__ __forceinline__ int dq_part() const { return DQ_ALONE ? 0 : warpgroup; }
   // OWN_KEYS_FIRST: the barrier of dS of a warpgroup's keys. A stage later none can be a phase ahead of one that waits.
   __device__ __forceinline__ int scores_of(int of) const { return Smem::DS_FULL + 8 * (score_stage * WARPGROUPS + of); }
   __device__ __forceinline__ void release(int barrier) const {
@@ -243,7 +241,7 @@ struct Products {
   // dQ = dS K of 64 queries and DQ_COLUMNS dimensions, or dQᵀ = Kᵀ dSᵀ of 64 dimensions and all queries.
   __device__ __forceinline__ void multiply_dq() {
     const int ds_smem = Smem::DS + score_stage * Smem::SCORE_TILE_BYTES;
-    const int of_all = block.first_part() + dq_part(), part = of_all % SUM_TILES_ALONG, rows = of_all / SUM_TILES_ALONG;
+    const int of_all = block.first_part() + warpgroup, part = of_all % SUM_TILES_ALONG, rows = of_all / SUM_TILES_ALONG;
     const uint64_t of_scores = own_descriptor(smem_address + ds_smem + (DQ_BY_DIMS ? 0 : rows * 64 * 128), 0);
     const uint64_t of_keys = columns_descriptor(Smem::K, BLOCK_N, DQ_BY_DIMS ? of_all * 64 : part * DQ_COLUMNS);
     if constexpr (OWN_KEYS_FIRST) {

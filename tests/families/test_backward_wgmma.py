@@ -18,6 +18,7 @@ SHARED = {"P_PLACE": "shared", "DS_PLACE": "shared", "BLOCK_N": 64, "DIM_GROUPS"
 ODD = {"BLOCK_M": 80, "DQ_ROWS": "dims", "ORDER": "dv_last", "TERMS_EARLY": False}
 """Tiles of queries that are not whole tiles of 64, which dV behind dS leaves registers for."""
 THIRDS = SHARED | {"BLOCK_M": 96, "DIM_GROUPS": 3, "DQ_ROWS": "dims", "DS_STAGES": 1}
+ONE = {"BLOCK_M": 64, "DQ_ROWS": "one", "DQ_SUM": "warp", "ORDER": "dv_last", "TERMS_EARLY": False}
 SHARES_DIMS = {"BLOCK_M": 48, "P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims"}
 BESIDE, CLAIMED, OWN_FIRST = {"DQ_SUM": "warp"}, {"SCHEDULE": "claimed"}, {"DQ_WHEN": "own_first"}
 FEW = replace(H100, sm_count=3)
@@ -157,6 +158,35 @@ def test_gradients_are_right(params, text):
 )
 def test_warpgroups_share_dimensions(params, text, dims):
     assert faults(SHARES_DIMS | params, text, dims=dims) == []
+
+
+OPERANDS = [
+    ({}, "mask=causal", "D=72", ()),
+    (CLAIMED | {"DQ_BEGIN": "stored"}, "mask=causal_lower_right", "D=64", ()),
+    ({"QUERY_SPLIT": 2}, "window=20:9 lse=1", "D=80 Dv=40", ()),
+    (
+        {"DQ_ROWS": "queries", "DQ_SUM": "registers"},
+        "",
+        "D=64",
+        ("load_operand(k, Smem::K)", "load_operand(k, Smem::V)"),
+    ),
+    ({}, "", "D=96", ("int row = keys * 64 + warp * 16 + lane % 16;", "int row = warp * 16 + lane % 16;")),
+    ({}, "", "D=80", ("key_tile_of<true, true, false>", "key_tile_of<true, true, true>")),
+    (
+        {"DQ_ROWS": "queries", "SCHEDULE": "claimed"},
+        "mask=causal",
+        "D=64",
+        ("fence_proxy_async(), __syncwarp();  // the next ones may come", ";"),
+    ),
+]
+"""K and V in registers, dQ of one warpgroup, and faults of these."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params, text, dims, edit", OPERANDS)
+@pytest.mark.sampled(2, edits=True)
+def test_k_and_v_in_registers_and_dq_of_one_warpgroup(params, text, dims, edit):
+    assert bool(faults(ONE | params, text, *[edit] * bool(edit), dims=dims)) == bool(edit)
 
 
 @pytest.mark.slow

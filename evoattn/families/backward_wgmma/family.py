@@ -15,7 +15,6 @@ from evoattn.families.backward_wgmma.resources import (
     dq_width,
     in_registers,
     is_alone,
-    is_ones,
     key_blocks,
     lacks_room,
     launch_work,
@@ -154,7 +153,7 @@ class BackwardWgmma(Backward):
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
             "DQ_BY_DIMS": by_dims,
-            "DQ_ALONE": is_ones(genes),
+            "DQ_ALONE": genes.DQ_ROWS == "one",
             "DQ_BY_WARP": genes.DQ_SUM == "warp",
             "HEADS_FASTEST": genes.BLOCK_ORDER == "heads",
             "FIRST_STORES": genes.DQ_BEGIN == "stored",
@@ -398,7 +397,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         or (why_not_paired(problem, genes) if genes.PAIR else None)
         or (why_not_turned(problem, genes) if genes.DKV_ROWS == "dims" else why_not_whole_groups(genes))
         or (why_not_by_products(problem, genes) if genes.GROUP_SHARE == "products" else None)
-        or (why_not_ones(genes) if is_ones(genes) else None)
+        or (why_not_one(genes) if genes.DQ_ROWS == "one" else None)
         or why_not_in_order(genes)
     )
 
@@ -463,7 +462,7 @@ def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> 
     return None
 
 
-def why_not_ones(genes: BackwardWgmmaGenes) -> str | None:
+def why_not_one(genes: BackwardWgmmaGenes) -> str | None:
     """DQ_ROWS=one where dQ of a tile is not 64 queries, or a second warpgroup has nothing else to do. Added from
     registers it takes 1.01 to 1.06 of the time that it takes by a warp (six problems)."""
     if warpgroups(genes) != 2 or (genes.BLOCK_M, genes.GROUP_SHARE, genes.DQ_SUM) != (64, "dims", "warp"):

@@ -111,13 +111,9 @@ MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = {"in_turn": 8, "dv_last": 12}
 """Addresses, counters and terms of queries beside the arrays of `Fragments`, by ORDER: with in_turn S and dP are not
 both alive where most is. Fitted to 80 random configs compiled by ptxas 13.0."""
-
-
 BIAS_GRADIENT_REGISTERS, SLOPE_REGISTERS = 32, 8
 """Of places and bounds: of a bias's gradient where scores have factors, and of slopes. That gradient without factors
 takes none, nor does a bias by itself. Read off 24 configs compiled by ptxas 13.0."""
-
-
 LISTED_TERMS_REGISTERS = 20
 """Of a block list beside TERMS_EARLY and DS_PLACE=shared. Of 33 configs compiled by ptxas 13.0 these five spill or have
 products wait in turn, and took 1.12 to 1.27 times as long as the best on an H100."""
@@ -134,10 +130,8 @@ first, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D
 terms take 0.93 to 0.99 of the time (eight pairs)."""
 
 
-SPARE_REGISTERS = 8
-"""That K and V leave where they lie in registers."""
-LEAST_COLUMNS = 8
-"""Of a product by wgmma."""
+SPARE_REGISTERS, LEAST_COLUMNS = 8, 8
+"""That K and V leave where they lie in registers; columns of a product by wgmma."""
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -191,19 +185,14 @@ def whole_chunks(dim: int) -> int:
     return math.ceil(dim / CHUNK_COLUMNS) * CHUNK_COLUMNS
 
 
-def is_ones(genes: BackwardWgmmaGenes) -> bool:
-    """Whether one warpgroup alone multiplies dQ of a tile of queries."""
-    return genes.DQ_ROWS == "one"
-
-
 def dq_groups(genes: BackwardWgmmaGenes) -> int:
     """Warpgroups of a block that share dQ of a tile of queries."""
-    return 1 if is_ones(genes) else warpgroups(genes)
+    return 1 if genes.DQ_ROWS == "one" else warpgroups(genes)
 
 
 def dq_width(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Columns of dQ in its sums."""
-    small = (problem.head_dim < CHUNK_COLUMNS and genes.DQ_ROWS == "queries") or is_ones(genes)
+    small = genes.DQ_ROWS == "one" or (problem.head_dim < CHUNK_COLUMNS and genes.DQ_ROWS == "queries")
     return problem.head_dim if small else whole_chunks(problem.head_dim)
 
 
