@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Columns = dict[str, NDArray[Any]]
-LEVELS = 2
+LEVELS = 3
 """After so many levels the walks that have reached a leaf are left out."""
 THRESHOLD = np.float32
 STEP = 2.0**-16
@@ -50,30 +50,30 @@ class Trees:
     base: float
 
     @cached_property
-    def _children(self) -> NDArray[np.int64]:
-        """Of each node the right child, then the left one, which is the next node."""
+    def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of twice each node, and of the number behind it, what the node asks, and twice its right child, twice its
+        left one, which is the next node."""
         nodes = np.arange(len(self.right))
-        return np.stack([self.right, nodes + (self.right != nodes)], axis=1).ravel()
+        return self.question.repeat(2), 2 * np.stack([self.right, nodes + (self.right != nodes)], axis=1).ravel()
 
     def predict(self, rows: Floats) -> Floats:
         """The sum of the leaves for each row of features. Each question is asked of all rows at once, and walks look up
         the answers."""
-        count = len(rows)
-        asked = np.ascontiguousarray(rows.T).take(self.feature, axis=0)
-        answers = asked <= self.threshold[:, None]
+        count, (question, child) = len(rows), self._steps
+        asked = rows.take(self.feature, axis=1)
+        answers = asked <= self.threshold
         if np.isnan(rows).any():
-            answers |= np.isnan(asked) & self.missing_left[:, None]
-        flat, row = answers.ravel(), np.repeat(np.arange(count), len(self.roots))
-        reached = np.tile(self.roots, count)
+            answers |= np.isnan(asked) & self.missing_left
+        left, first = answers.ravel().view(np.int8), np.arange(count).repeat(len(self.roots)) * len(self.feature)
+        reached = np.tile(2 * self.roots, count)
         node, walks = reached, np.arange(len(reached))
         for level in range(1, self.depth + 1):
-            left = flat.take(self.question.take(node) * count + row)
-            node = self._children.take(2 * node + left)
+            node = child.take(node + left.take(question.take(node) + first))
             if level % LEVELS == 0 or level == self.depth:  # most leaves lie far above the deepest one
                 reached[walks] = node
-                inner = np.flatnonzero(self.right.take(node) != node)
-                node, row, walks = node[inner], row[inner], walks[inner]
-        total: Floats = self.base + self.value[reached.reshape(count, len(self.roots))].sum(axis=1)
+                inner = np.flatnonzero(child.take(node) != node)
+                node, first, walks = node.take(inner), first.take(inner), walks.take(inner)
+        total: Floats = self.base + self.value.take(reached.reshape(count, len(self.roots)) // 2).sum(axis=1)
         return total
 
     def and_then(self, more: Trees) -> Trees:

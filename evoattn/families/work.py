@@ -54,7 +54,7 @@ class Step:
 
 def together(*steps: Step, times: float = 1.0) -> Step:
     """All of these, one after another, so many times."""
-    return Step(*(times * sum(each) for each in zip(*(vars(step).values() for step in steps), strict=True)))
+    return Step(*[times * sum(each) for each in zip(*[vars(step).values() for step in steps], strict=True)])
 
 
 @dataclass

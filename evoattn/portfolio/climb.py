@@ -77,6 +77,12 @@ on 239 with variants 1.062 (1.224), 1.045 (1.131), 1.029 (1.098), 1.025 (1.092) 
 MOST_RIVAL = 1.25
 """Times the least score: a rival. With 1.1 the best of three tiles loses 1.036 (1.116) on those with variants, with
 1.25 1.033 (1.115)."""
+MOST_FILLED, LOOKED_AT = 1.6, 16
+"""The same where the device alone knows how many keys are in use, and so many kernels: the last rival is then what
+costs least with all keys in use, of the best of each share of the work and tile. First choices among the kernels timed
+on 28 such problems that no fit has seen lose 1.044 so (two above 1.15) with three rivals, with all kernels alike, with
+1.4 1.045, with 1.25 1.051, and 1.063 (four) where the last comes next by the same guess; on 41 others 1.023 so, and
+1.033."""
 AT_ONCE = 6
 """Changes that a step may make together: ends of 90 drawn problems score 0.4 % less so in the same CPU time."""
 
@@ -215,10 +221,11 @@ def climbed(
     gpu: GpuSpec,
     genes: Mapping[str, Genes],
     timed: Sequence[KernelConfig] = (),
+    filled: AttentionProblem | None = None,
 ) -> Climbed:
     """The best step of short climbs from those of the `kernels`, all of which can serve the problem, that should be
     fast; the best of the kernels where little is saved so. `genes`: by family; `timed`: those that were fast on such
-    problems, all unless given."""
+    problems, all unless given; `filled`: the problem with all its keys in use where that is a guess."""
     caution = OF_GRADIENTS if problem.op == "backward" else 1
     own = correction_of(gpu)
     costs, cost = Costs(problem, gpu), penalised(timed or kernels, own.timed(problem), caution * A_GENE)
@@ -230,21 +237,30 @@ def climbed(
     first, end = _cheapest(ranked, cost), _cheapest(steps, cost)
     climbs = cost(end) < cost(first) * (1 - caution * LEAST_GAIN)
     best, gain = (end, first.score / end.score) if climbs else (first, 1.0)
-    rivals = tuple(one.config for one in rivals_of(best, costs.within(MOST_RIVAL), cost))
+    firsts = dict[tuple[object, ...], KernelConfig]()
+    for one in sorted(costs.within(MOST_FILLED), key=lambda one: one.score) if filled else ():
+        firsts.setdefault(_said(one, (*UNLIKE[0], *UNLIKE[1])), one.config)
+    others = Costs(filled or problem, gpu).of([*firsts.values()][:LOOKED_AT])
+    rivals = tuple(one.config for one in rivals_of(best, costs.within(MOST_RIVAL), cost, others))
     return Climbed(best.config, best.score, gain, len(costs), rivals)
 
 
-def rivals_of(best: Scored, near: Sequence[Scored], cost: Callable[[Scored], float]) -> list[Scored]:
-    """For each of UNLIKE the cheapest of `near` that differs in it from the best and from those before."""
+def rivals_of(
+    best: Scored, near: Sequence[Scored], cost: Callable[[Scored], float], filled: Sequence[Scored] = ()
+) -> list[Scored]:
+    """For each of UNLIKE the cheapest of `near` that differs in it from the best and from those before, for the last of
+    `filled` where there are some."""
     found = [best]
     for names in UNLIKE:
-
-        def said(one: Scored, names: Sequence[str] = names) -> tuple[object, ...]:
-            return one.config.family, *map(one.config.params.get, names or one.config.params)
-
-        if others := [one for one in near if said(one) not in map(said, found)]:
+        known = [_said(one, names) for one in found]
+        if others := [one for one in (near if names else filled or near) if _said(one, names) not in known]:
             found.append(_cheapest(others, cost))
     return found[1:]
+
+
+def _said(one: Scored, names: Sequence[str]) -> tuple[object, ...]:
+    """Its family and these genes, all where none is named."""
+    return one.config.family, *map(one.config.params.get, names or one.config.params)
 
 
 def _cheapest(found: Iterable[Scored], cost: Callable[[Scored], float]) -> Scored:

@@ -109,7 +109,7 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
         kernels, genes, timed = _begin(about, gpu, listed)
         if not kernels:
             return None
-        end = climbed(kernels, about, gpu, genes, timed)
+        end = climbed(kernels, about, gpu, genes, timed, filled(about))
         climbs.add((about, gpu), end)
     why = f"of {_begun(listed)} it should take least time here by the cost model"
     if end.gain > 1:
@@ -325,6 +325,14 @@ def likely(problem: AttentionProblem) -> AttentionProblem:
         least = max(math.ceil(LEAST_USED * problem.seqlen_k), problem.seqlen_q if problem.causal else 1)
         return problem.with_(seqused=f"{min(least, problem.seqlen_k)}:{problem.seqlen_k}")
     return problem
+
+
+def filled(problem: AttentionProblem) -> AttentionProblem | None:
+    """The problem with all keys in use that there is room for; None where how many are is known."""
+    most = f"{problem.seqlen_k}:{problem.seqlen_k}"
+    if problem.varlen and problem.page:
+        return problem.with_(varlen=f"{problem.varlen.partition('/')[0]}/{most}")
+    return problem.with_(seqused=most) if problem.seqused else None
 
 
 def canonical(problem: AttentionProblem) -> AttentionProblem:
