@@ -75,16 +75,6 @@ def test_thousands_of_sequences_count_as_few_lengths():
     assert pick(problem, H100) == pick(problem.with_(seqused="0:4096"), H100)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
-def test_a_pick_is_the_same_whatever_the_lengths_on_the_device(kind):
-    for problem in DRAWS[kind](601, 25):
-        rows = [problem.shape(name)[2] for name in "qk"]
-        told = {"varlen": f"sum:{rows[0]}/sum:{rows[1]}"} if problem.varlen else {"seqused": f"0:{problem.seqlen_k}"}
-        mine, theirs = pick(problem, H100), pick(problem.with_(**told), H100)
-        assert (mine.family, mine.config) == (theirs.family, theirs.config)
-
-
 def test_what_pytorch_does_faster_is_left_to_it():
     few = parse_shape("B=4,H=32,Sq=16,Sk=1000,D=512,dtype=fp32,mask=full")
     assert pick(few, H100) is None and portfolio_kernels(few, H100) == []
