@@ -121,6 +121,9 @@ MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
 `case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
 
+ENOUGH_SMS = 24
+"""For a block for each tile of keys of a small case, and some that have none."""
+
 
 @dataclass(frozen=True)
 class SmallCase:
@@ -188,7 +191,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
     - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
-    - most of a tile of keys, where the mask does not end within tiles;
+    - most of a tile of keys, where a window or lengths end within tiles; where every query sees every key ("alike") the
+      scores far below 0 have it, and the case of two batches a maximum that rises in a whole tile;
     - more queries than keys, of which there is one alone, or three where heads are rows; of packed sequences over pages
       some say that less than none are in use, or more than all;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
@@ -206,6 +210,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)
     if made.heads_are_rows:
         cases = [replace(case, problem=by_heads(case.problem, made.block_m)) for case in cases]
+        if "SPLITS" not in config.params:  # a block for each SM takes its share of all tiles: most of many had none
+            cases = [replace(case, sms=case.sms or ENOUGH_SMS) for case in cases]
     else:
         beside = beside_tiles(made.one, made.block_m, made.block_n, made.number("KEY_SPLIT"))
         plain = problem.window or made.coarse_scores  # whose large ones a rounding alone takes past what is allowed
@@ -226,7 +232,9 @@ class _Maker:
     def __init__(self, problem: AttentionProblem, config: KernelConfig) -> None:
         self.problem, self.params = problem, config.params
         self.block_m, self.block_n = self.number("BLOCK_M"), self.number("BLOCK_N")
-        self.stages, self.shares = self.number("STAGES"), self.number("SPLITS") * self.number("KEY_SPLIT")
+        in_chunks = "DIM_CHUNK" in self.params  # of which each tile of keys takes all stages
+        self.stages = 1 if in_chunks else self.number("STAGES")
+        self.shares = self.number("SPLITS") * self.number("KEY_SPLIT")
         self.heads_are_rows = FAMILIES[config.family].heads_are_rows
         self.one = problem.with_(batch=1, heads=1, kv_heads=1)
         self.other = problem.with_(batch=2, layout="bshd" if problem.layout == "bhsd" else "bhsd")
@@ -271,8 +279,20 @@ class _Maker:
         return self.problem.masking.kind is not MaskKind.FULL
 
     @property
+    def alike(self) -> bool:
+        """Whether every query sees every key that there is: no case has to find an edge of its own."""
+        problem = self.problem
+        return not (self.sides or problem.window or problem.seqused or problem.blocks)
+
+    @property
     def coarse_scores(self) -> bool:
         return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
+
+    @property
+    def rises_in_grouped(self) -> bool:
+        """Whether the case of two batches has two whole tiles of keys, and a maximum that rises in the second."""
+        lazy = str(self.params.get("RESCALE", "")).startswith("lazy")
+        return self.alike and not lazy and "KEPT_VECTORS" not in self.params
 
     @property
     def kept(self) -> str:
@@ -284,8 +304,11 @@ class _Maker:
         """Of every config."""
         problem, block_m, block_n = self.problem, self.block_m, self.block_n
         some = max(block_n + 3, min(self.shares * block_n + 3, min(self.most, MOST_KEYS) // 4))
+        some = max(some, 2 * block_n + 3) if self.rises_in_grouped else some
         kv_heads = 2 if self.heads_are_rows else 1  # heads of a batch that have blocks of their own are two
-        rows = self._rows_for(some)
+        few = min(40, max(16, 2 * block_m))  # rows of a case of several heads, or of inputs all alike
+        few = few // 2 if self.heads_are_rows else few  # each has two heads
+        rows = few if self.alike else self._rows_for(some)
         grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
         rows = max(block_m, 64 if self.sides else 16)
         whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=rows, seqlen_k=2 * block_n)
@@ -297,9 +320,14 @@ class _Maker:
         rows = (2 if turn == 1 or problem.blocks else 1) * block_m + 7  # three tiles of rows, or more heads
         rows = max(rows, 2 * self.number("PV_BLOCK_M") + 1)
         rows = max(rows, block_n // 2 + 42) if self.sides else rows
-        part = self.one.with_(heads=min(max(turn + 1, 3), 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
+        heads = min(max(turn + 1, 3), 5)
+        if self.alike and self.shares > 1:  # a block for each share
+            rows, heads = block_m + 7, 2
+        part = self.one.with_(heads=heads, seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         part = part.with_(layout="bshd")  # in which rows of Q lie further apart than those of K
         low = self.one.with_(seqlen_q=5 if self.heads_are_rows else 40, seqlen_k=block_n + 3)
+        if self.alike:  # the case that tells hidden keys best has most of a tile too
+            low = low.with_(seqlen_q=min(low.seqlen_q, few), seqlen_k=block_n + max(3, block_n * 13 // 16))
         return [
             SmallCase("ragged, many key tiles", fitted(self.many, max(1, self.keys - block_n - 3), 5)),
             SmallCase(
@@ -334,7 +362,7 @@ class _Maker:
         elif "KEPT_VECTORS" in self.params:
             kind = "scores_past_fp16" if self.kept else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
-        else:
+        elif not self.rises_in_grouped:
             cases.append(SmallCase("a maximum that rises in a whole tile", self._whole_rise(), "large_logits_two_keys"))
         return cases
 
@@ -421,7 +449,7 @@ class _Maker:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""
         apart = begin_apart(self.one, self.block_m, self.block_n, self.number("KEY_SPLIT"))
         cases = [SmallCase("windows that begin at different tiles", p) for p in apart]
-        if not self.problem.masking.causal:
+        if not self.problem.masking.causal and not self.alike:
             most = self.one.with_(seqlen_q=40, seqlen_k=max(1, self.block_n * 13 // 16))
             cases.append(SmallCase("most of a key tile", fitted(most, self.block_n, self.block_n)))
         return cases

@@ -53,7 +53,8 @@ def test_every_stage_of_each_split_is_used_again(mask, stages, splits):
 def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
     many, grouped, single, whole, part, *_ = cases(BLOCK_M=block_m)
     assert single.seqlen_q == 1 and single.heads > single.kv_heads > 1 and single.seqlen_k % 32
-    assert grouped.batch == 2 and grouped.group_size == 2 and grouped.layout == "bshd" and grouped.seqlen_q >= 40
+    assert grouped.batch == 2 and grouped.group_size == 2 and grouped.layout == "bshd"
+    assert grouped.seqlen_q >= min(40, 2 * block_m)
     assert whole.seqlen_k == 64 and whole.seqlen_q % block_m == 0 and whole.kv_heads == 2
     assert many.seqlen_k % 32 and part.seqlen_k < 32
     assert part.seqlen_q > 2 * block_m and part.seqlen_q % block_m
@@ -65,7 +66,8 @@ def test_rows_are_heads_where_each_query_takes_a_tile(mask):
     many, grouped, single, whole, part, *_, unseen = cases(mask, "latent_wgmma")
     assert unseen.seqlen_q > unseen.seqlen_k and unseen.masking.band(unseen.seqlen_q, unseen.seqlen_k).pairs
     assert all(case.seqlen_q <= 2 for case in (many, grouped, single, whole, part))
-    assert many.heads * many.seqlen_q >= 40 and grouped.group_size * grouped.seqlen_q >= 80 and grouped.batch == 2
+    assert many.heads * many.seqlen_q >= 40 and grouped.batch == 2
+    assert grouped.group_size * grouped.seqlen_q >= (40 if mask == "full" else 80)
     assert whole.group_size == 64 and whole.kv_heads == 2 and part.group_size * part.seqlen_q > 64
 
 
@@ -118,7 +120,10 @@ def test_a_maximum_rises_in_a_whole_tile(mask, seqused):
     """The first row of the last tile of 64 rows sees two whole tiles of keys, and there are some of a third."""
     problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", mask, seqused=seqused)
     config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": 32, "RESCALE": "vote"})
-    rises = interpreter_cases(problem, config)[6].problem
+    alike = mask == "full" and not seqused  # where the case of two batches is it
+    rises = interpreter_cases(problem, config)[1 if alike else 6]
+    assert rises.kind == "large_logits_two_keys"
+    rises = rises.problem
     first = (rises.seqlen_q - 1) // 64 * 64
     assert set(rises.key_lengths) == {rises.seqlen_k} and rises.seqlen_k % 32
     assert len(rises.masking.band(rises.seqlen_q, rises.seqlen_k).keys(first, first + 1)) > 2 * 32
@@ -139,8 +144,8 @@ def test_keys_in_use_may_end_with_a_table_of_pages(page):
 
 @pytest.mark.parametrize("block_n", [16, 64, 128])
 def test_keys_end_far_within_a_tile_too(block_n):
-    most = cases(BLOCK_N=block_n)[-2]
-    assert block_n * 3 / 4 < most.seqlen_k < block_n
+    low = cases(BLOCK_N=block_n)[5]
+    assert block_n * 3 / 4 < low.seqlen_k - block_n < block_n
 
 
 def test_there_may_be_one_key():
@@ -160,7 +165,7 @@ def test_dtype_head_dim_and_mask_stay():
 def test_the_last_tile_of_keys_is_a_part_that_lies_in_both_halves(block_n):
     many, grouped, _, _, part, *_ = cases(BLOCK_N=block_n)
     assert many.seqlen_k % block_n == 1 and part.seqlen_k == block_n // 2 + 1
-    assert block_n < grouped.seqlen_k < 3 * block_n // 2 and grouped.seqlen_k % 2
+    assert 2 * block_n < grouped.seqlen_k < 5 * block_n // 2 and grouped.seqlen_k % 2
 
 
 @pytest.mark.parametrize("block_m", [64, 256])
