@@ -25,35 +25,8 @@ config = configs("backward_mma", L4, BASE)
 
 
 LOWER, UPPER = {"mask": "causal_lower_right"}, {"mask": "causal_upper_left"}
-REFUSED = [
-    ({"BLOCK_N": 48}, "BLOCK_N=48"),
-    ({"BLOCK_M": 48, "QUERY_WARPS": 2}, "BLOCK_M=48"),
-    ({"BLOCK_M": 48}, "PART=32"),
-    ({"WARPS": 8, "BLOCK_N": 128, "QUERY_WARPS": 4, "BLOCK_M": 128}, "over 16 warps"),
-    ({"DQ_WARPS": 8}, "DQ_WARPS=8"),
-    ({"WARPS": 8, "BLOCK_N": 128, "DQ_WARPS": 1}, "half or more have none"),
-    (PASS | {"PASS_M": 32}, "PASS_M=32"),
-    (PASS | {"QUERY_SPLIT": 2}, "QUERY_SPLIT=2"),
-    (PASS | {"DQ_WARPS": 2}, "DQ_WARPS=2 does nothing"),
-    ({"PASS_N": 32}, "PASS_N=32 does nothing"),
-    ({"BLOCK_N": 256}, "registers"),
-    ({"BLOCKS_PER_SM": 4}, "102400"),
-]
 REFUSED_OF = [
-    (problem(dtype="fp32"), {}, "fp32"),
-    (problem().with_(op="forward"), {}, "computes backward"),
-    (problem(head_dim=264), {}, "264"),
-    (problem(head_dim=8), {}, "not 8"),
-    (problem(16, 1024), {}, "16 queries"),
-    (problem(1024, 32), {}, "32 keys"),
-    (problem(32, 1024, kv_heads=4), {}, "STAGES=2"),
-    (problem(64, 1024), {"QUERY_SPLIT": 8}, "4 tiles"),
-    (problem(1024, 64), {"BLOCK_ORDER": "heads"}, "same order"),
     (problem(1024, 1 << 23), {"BLOCK_ORDER": "heads"}, "grid z"),
-    (problem(head_dim=256), {}, "shared memory"),
-    (problem(deterministic=True), {}, "DQ=pass"),
-    (problem(deterministic=True), PASS, None),
-    (problem(deterministic=True, bias="hs", grads="bias"), PASS, "any order"),
     (problem(deterministic=True, score="s+t[k]", tables="t:fp32:1024", grads="own_t"), PASS, "down_t of a table"),
     (problem(1 << 20, 1 << 20, 128, 128, 128), {"STAGES": 1}, "GiB"),
 ]
