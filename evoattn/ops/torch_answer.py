@@ -67,9 +67,9 @@ def sdpa(
     """
     refuse("it was left to torch")
     tensors = query, key, value
-    if not _is_traced() and all(map(_is_plain, tensors)):
+    if not _is_watched() and all(map(_is_plain, tensors)):
         unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
-        if unfit and not _is_transformed() and query.device == key.device == value.device:
+        if unfit and query.device == key.device == value.device:
             if has_autocast(query.device.type):  # which knows SDPA, not its formula
                 query, key, value = autocast(query.device.type, query, key, value)
                 attn_mask = autocast(query.device.type, attn_mask)[0] if isinstance(attn_mask, Tensor) else attn_mask
@@ -120,14 +120,11 @@ def _is_plain(tensor: Tensor) -> bool:
     return _is_strided(tensor) and tensor.dim() > 2
 
 
-def _is_traced() -> bool:
-    """Whether a compiler or a trace is at work: tensors have sizes of one call only."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-
-
-def _is_transformed() -> bool:
-    """Whether `vmap` or another transform is at work: tensors have strides, and no addresses."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def _is_watched() -> bool:
+    """Whether a compiler, a transform or a trace is at work: tensors have no addresses, or sizes of one call only."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
 
 
 def lower_right_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> Tensor:

@@ -37,10 +37,6 @@ def test_what_lies_at_odd_places_is_copied_for_torch():
     for tensor in (odd, apart, odd.half()[..., 1:9], odd[:, :, :8].mT):
         copy = aligned(tensor)
         assert is_aligned(copy) and torch.equal(copy, tensor) and copy.data_ptr() % 16 == 0
-        if tensor.dim() > 3:  # by a transform, too, within which nothing has an address
-            inside = []
-            torch.vmap(lambda one, inside=inside: inside.append(is_aligned(aligned(one))) or one)(tensor)
-            assert inside == [True]
     narrow = memory[:180].half().view(1, 1, 9, 20)  # no copy has rows at multiples of 16 bytes
     assert aligned(narrow) is narrow
     assert aligned(memory[3:183].half().view(1, 1, 9, 20)).shape == narrow.shape
