@@ -59,8 +59,7 @@ private:
     for (int i = 0; DV && i < DV_TILES * DV_COLUMNS / 2; ++i) dv[i / (DV_COLUMNS / 2)][i % (DV_COLUMNS / 2)] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
-    if constexpr (K_IN_REGISTERS) load_operand(k, Smem::K);
-    if constexpr (V_IN_REGISTERS) load_operand(v, Smem::V);
+    if constexpr (V_IN_REGISTERS) load_values();
     if constexpr (CLAIMED && V_IN_REGISTERS) fence_proxy_async(), __syncwarp();  // the next ones may come
     while (!walk.done()) {
       if constexpr (DK && DV) query_tile<DQ>();

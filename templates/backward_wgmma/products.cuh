@@ -38,7 +38,7 @@ struct Fragments {
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
   float terms[TERMS];                                 // of the queries: log2 of their sums, then deltas
   float factors[FACTORS];                             // of the scores' gradients
-  uint32_t k[K_IN_REGISTERS ? Tiles::DIM_STEPS : 1][4], v[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
+  uint32_t v[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
   float dq[DQ_COLUMNS / 2];
   float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float dk[DK_TILES][DK_COLUMNS / 2], dv[DV_TILES][DV_COLUMNS / 2];
@@ -86,7 +86,6 @@ struct Products {
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
   float (&terms_of_lane)[TERMS];
   float (&factors)[FACTORS];
-  uint32_t (&k)[K_IN_REGISTERS ? Tiles::DIM_STEPS : 1][4];
   uint32_t (&v)[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
@@ -127,7 +126,6 @@ struct Products {
         ds(f.ds),
         terms_of_lane(f.terms),
         factors(f.factors),
-        k(f.k),
         v(f.v),
         dq(f.dq),
         dq_share(f.dq_share),
@@ -175,19 +173,19 @@ struct Products {
 
   __device__ __forceinline__ void multiply_s() {  // Sᵀ = K Qᵀ
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
-    multiply_rows<Tiles, K_IN_REGISTERS>(s, k, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
+    multiply_rows<Tiles, false>(s, v, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
     multiply_rows<ValueTiles, V_IN_REGISTERS>(dp, v, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
   }
-  // This warpgroup's keys of a tile of K or V.
-  template <int STEPS> __device__ __forceinline__ void load_operand(uint32_t (&to)[STEPS][4], int place) const {
+  // V of this warpgroup's keys.
+  __device__ __forceinline__ void load_values() {
     const int row = keys * 64 + warp * 16 + lane % 16;
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-      ldmatrix_x4(to[step], smem_address + place + step / 4 * (BLOCK_N * 128) + row * 128 +
-                                ((step % 4 * 2 + lane / 16) ^ row % 8) * 16);
+    for (int step = 0; step < ValueTiles::DIM_STEPS; ++step)
+      ldmatrix_x4(v[step], smem_address + Smem::V + step / 4 * (BLOCK_N * 128) + row * 128 +
+                               ((step % 4 * 2 + lane / 16) ^ row % 8) * 16);
   }
   template <class Of, bool IN_REGISTERS, int STEPS>
   __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], const uint32_t (&registers)[STEPS][4],

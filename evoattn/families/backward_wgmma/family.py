@@ -13,7 +13,6 @@ from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     dq_share,
     dq_width,
-    in_registers,
     is_alone,
     key_blocks,
     lacks_room,
@@ -29,6 +28,7 @@ from evoattn.families.backward_wgmma.resources import (
     smem_bytes,
     threads,
     units,
+    v_in_registers,
     waits_ahead,
     warpgroups,
     whole_tiles,
@@ -128,7 +128,7 @@ class BackwardWgmma(Backward):
         producer, consumer = moved_registers(problem, genes)
         dims, dtype = dim_shares(genes), problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
-        k_in_registers, v_in_registers = in_registers(problem, genes)
+        of_v = v_in_registers(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
         keys = genes.BLOCK_N if genes.DKV_ROWS == "dims" else 0
@@ -148,8 +148,7 @@ class BackwardWgmma(Backward):
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
-            "K_IN_REGISTERS": k_in_registers,
-            "V_IN_REGISTERS": v_in_registers,
+            "V_IN_REGISTERS": of_v,
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
             "DQ_BY_DIMS": by_dims,
@@ -180,7 +179,7 @@ class BackwardWgmma(Backward):
             "WGMMA_S": "\n".join(
                 wgmma_function("wgmma_s", keys or genes.BLOCK_M // dims, dtype, from_registers, b_transposed=False)
                 for from_registers in (False, True)
-                if from_registers is False or v_in_registers
+                if of_v or not from_registers
             ),
             "WGMMA_DV": wgmma_function(
                 "wgmma_dv",

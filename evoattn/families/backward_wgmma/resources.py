@@ -131,7 +131,7 @@ terms take 0.93 to 0.99 of the time (eight pairs)."""
 
 
 SPARE_REGISTERS, LEAST_COLUMNS = 8, 8
-"""That K and V leave where they lie in registers; columns of a product by wgmma."""
+"""That V leaves where it lies in registers; columns of a product by wgmma."""
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -256,16 +256,15 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
     return kept + alive + FIXED_REGISTERS[genes.ORDER]
 
 
-def in_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> tuple[bool, bool]:
-    """Whether products read K, and V, from registers, which hold them as long as a block has their keys: where there is
-    room, V first. With up to 64 queries a tile a product from shared memory reads as long as it multiplies, or longer.
+def v_in_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
+    """Whether products read V from registers, which hold it as long as a block has its keys: where there is room. With
+    up to 64 queries a tile a product from shared memory reads as long as it multiplies, or longer. K in registers, too,
+    takes 1.005 to 1.018 of the time (three problems of head_dim 64).
     """
-    if genes.GROUP_SHARE != "dims" or genes.BLOCK_M > GROUP_KEYS:
-        return False, False
     have = moved_registers(problem, genes)[1] or registers_at_launch(genes)
     left = have - registers_needed(problem, genes) - SPARE_REGISTERS
-    of_k, of_v = (up_to(dim, 16) // 4 for dim in (problem.head_dim, problem.head_dim_v))
-    return of_k + of_v <= left, of_v <= left
+    few = genes.GROUP_SHARE == "dims" and genes.BLOCK_M <= GROUP_KEYS
+    return few and up_to(problem.head_dim_v, 16) // 4 <= left
 
 
 def smem_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
@@ -437,9 +436,11 @@ SCORE_OPERATIONS = 4.0
 TURN_SHARE = 0.3
 """Of a block's time, what it waits for others that add to the same dQ before it, where all begin with the same queries:
 0.29 and 0.32 on an H100, 16 and 32 blocks a head."""
-OPERAND_WAIT = 100
-"""Clocks of a tile that K or V saves in registers: of nine problems of head_dim 64 to 96 on an H200 V took 0.945 to
+VALUES_WAIT = 100
+"""Clocks of a tile that V saves in registers: of nine problems of head_dim 64 to 96 on an H200 it took 0.945 to
 0.976 of the time so, and the model says 0.958 to 0.987."""
+LAST_WAIT = 100
+"""What SPLIT=last adds to a tile of 64 queries: of five problems it took 1.02 to 1.055 of the time without."""
 STEP_WAIT, FIRST_WAIT, ROW_WAIT = 500, 2500, 2000
 """Clocks: of a tile's dependent instructions and barriers; of a block's first loads and last stores; of a block of the
 launches for rows. Estimates: nothing was fitted yet."""
@@ -452,8 +453,8 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
     pairs, columns, size = queries * keys, dq_width(problem, genes), problem.element_bytes
     tile_bytes = queries * (whole_chunks(problem.head_dim) + whole_chunks(problem.head_dim_v)) * size
-    k_in_registers, v_in_registers = in_registers(problem, genes)
-    own_keys = keys * (width * (not k_in_registers) + value_width * (not v_in_registers)) * size  # as A operands
+    of_v = v_in_registers(problem, genes)
+    own_keys = keys * (width + value_width * (not of_v)) * size  # K and V as A operands
     parts = [part for part in (dq_columns(problem, genes), dq_share(problem, genes)) if part]
     dq_reads = dq_groups(genes) * sum(64 * keys + part * keys for part in parts) * size * pair(genes)
     turned = genes.DKV_ROWS == "dims"
@@ -478,7 +479,7 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         instructions=pairs * (SCORE_OPERATIONS + 1) / WARP + 60 * 4 * groups,
         shared_bytes=shared,
         loaded_bytes=tile_bytes + 2.0 * sums + 8.0 * pairs * ("bias" in parse_grads(problem.grads)),
-        waits=STEP_WAIT - OPERAND_WAIT * (k_in_registers + v_in_registers),
+        waits=STEP_WAIT - VALUES_WAIT * of_v + LAST_WAIT * (genes.SPLIT == "last" and queries <= GROUP_KEYS),
     )
     extra = variant_step(problem, pairs)
     split = genes.QUERY_SPLIT if genes.SPLIT == "all" else 1
