@@ -79,8 +79,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     `quantize_kv(…, turned=True)` makes it, which is what kernels read fastest; tensors of 16 bits are quantised so
     wherever a kernel reads it.
 
-    Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; their sum is not, but in
-    kernels that a search of the problem found right. Where no kernel serves the call, 16-bit attention of the values
+    Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error; five of eight are summed
+    before that. Where no kernel serves the call, 16-bit attention of the values
     runs, by our kernels or by torch. `strict` raises `NoKernel` instead. There are no gradients: raises `ValueError`
     where one is wanted, and for what does not fit, `TypeError` for an argument of the wrong type.
     """

@@ -9,6 +9,7 @@
 #include "device/copy/tensor_tile.cuh"
 #include "flash_wgmma/scores_again.cuh"
 #include "device/softmax/wgmma_scores.cuh"
+#include "device/softmax/pair_softmax.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 
 struct RangeOfRows : Operands::Range {
@@ -19,6 +20,7 @@ struct RangeOfRows : Operands::Range {
 struct Consumer : Sums {
   Rows& q;
   float (&s)[BLOCK_N / 2];
+  uint32_t (&pairs)[Operands::PAIRS ? BLOCK_N / 4 : 1];
   float (&next)[BLOCK_N / 2];
   uint32_t (&p)[KEY_STEPS][4];
   RowState& state;
@@ -41,6 +43,7 @@ struct Consumer : Sums {
       : Sums(f, work, output),
         q(q),
         s(f.s),
+        pairs(f.pairs),
         next(f.next),
         p(f.p),
         state(f.state),
@@ -71,7 +74,9 @@ struct Consumer : Sums {
   }
 
 private:
-  __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], int stage) {  // S = Q Kᵀ
+  // What Q Kᵀ is added up in, then probabilities before they are rounded.
+  __device__ __forceinline__ auto& scores() { return one_of<Operands::PAIRS>(pairs, s); }
+  template <class Of> __device__ __forceinline__ void multiply_qk(Of& s, int stage) {  // S = Q Kᵀ
     wgmma_fence();
     const uint64_t k_stage = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * stage;
     wgmma_qk(s, q, [&](int step) { return k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)); }, false);
@@ -128,6 +133,11 @@ private:
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
+    if constexpr (Operands::PAIRS && !FIRST && !MASKED) {  // wider heads wait for products, not for exponentials
+      softmax_of_pairs<VALUE_DIM <= 128 ? POLYNOMIAL_EIGHTHS : 0, RangeOfRows>(state, pairs, scale_of_scores(), factor);
+      return rescaled_by_block<FIRST>(true);
+    }
+    if constexpr (Operands::PAIRS) unpack_pairs(pairs, s);
     if constexpr (Terms::ANY) change_scores();
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
@@ -141,19 +151,22 @@ private:
         mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
-    const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, RangeOfRows>(
-        state, s, scale_of_scores(), factor,
-        [&] {
-          if constexpr (looks_back(RESCALE)) {
-            scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
-                                            thread / 32, lane);
-          }
-          if constexpr (Terms::ANY) change_scores();
-        },
-        FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
-    if constexpr (Scales::BY_BLOCK) {
-      if constexpr (!FIRST) factor[0] *= running.change, factor[1] *= running.change;
-    }
+    const bool rescale =
+        softmax_tile<RESCALE, LAZY_OCTAVES, Operands::PAIRS ? 0 : POLYNOMIAL_EIGHTHS, FIRST, MASKED, RangeOfRows>(
+            state, s, scale_of_scores(), factor,
+            [&] {
+              if constexpr (looks_back(RESCALE)) {
+                scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
+                                                thread / 32, lane);
+              }
+              if constexpr (Terms::ANY) change_scores();
+            },
+            FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
+    if constexpr (Operands::PAIRS) pack_pairs(s, pairs);
+    return rescaled_by_block<FIRST>(rescale);
+  }
+  template <bool FIRST> __device__ __forceinline__ bool rescaled_by_block(bool rescale) {
+    if constexpr (Scales::BY_BLOCK && !FIRST) factor[0] *= running.change, factor[1] *= running.change;
     return rescale;
   }
   // Of scores with their scales; with a SOFTCAP that of what is capped.
@@ -195,7 +208,7 @@ private:
   }
   __device__ __forceinline__ void start_qk() {
     mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
-    multiply_qk(s, ring.stage);
+    multiply_qk(scores(), ring.stage);
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
@@ -204,7 +217,7 @@ private:
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
-    pin_registers(s);
+    pin_registers(scores());
     if constexpr (!OVERLAP) pass_turn();
     if constexpr (!looks_back(RESCALE) && !Operands::VALUES_IN_KEYS) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
@@ -228,7 +241,7 @@ private:
     else if constexpr (BESIDE) start_pv(), pass_turn();
     const bool rescale = finish_qk<FIRST, MASKED, BESIDE && !Operands::VALUES_IN_KEYS>();
     if constexpr (BESIDE && !Operands::VALUES_IN_KEYS) finish_pv();
-    round_probabilities<FIRST>(p, s, rescale);
+    round_probabilities<FIRST>(p, scores(), rescale);
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
@@ -239,7 +252,7 @@ private:
   template <bool FIRST> __device__ __forceinline__ void step_ahead(int first) {
     Ring behind = ring;
     if (key_tile > first) behind.advance(), mbarrier_wait(barrier(Smem::K_FULL, behind.stage), behind.parity);
-    multiply_qk(next, behind.stage);
+    multiply_qk(one_of<Operands::PAIRS>(pairs, next), behind.stage);
     const bool rescale = softmax<FIRST, false>(ring.stage);
     --key_tile;
     round_probabilities<FIRST>(p, s, rescale);
@@ -268,10 +281,10 @@ private:
     mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
     return work.next(round);  // by all lanes, before lane 0 releases Q
   }
-  // ROUNDS_ROWS: makes Q what is multiplied; returns the scale of the warp's rows.
+  // MAKES_ROWS: makes Q what is multiplied; returns the scale of the warp's rows.
   template <class Of> __device__ __forceinline__ float round_rows(Of& rows) const {
     auto meet = [&] { named_barrier_sync<128>(O_TILE + warpgroup); };
-    if constexpr (Operands::ROUNDS_ROWS) return rows.round(smem + (q_smem - smem_address), q_smem, thread, meet);
+    if constexpr (Operands::MAKES_ROWS) return rows.round(smem + (q_smem - smem_address), q_smem, thread, meet);
     return 1.f;
   }
   __device__ __forceinline__ void begin_rows() {
@@ -287,7 +300,7 @@ private:
     } else if constexpr (Scales::GIVEN) {
       take_score_scale(not_zero(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile))));
     }
-    if constexpr (!Operands::ROUNDS_ROWS) q.load(q_smem, thread / 32, lane);
+    if constexpr (!Operands::MAKES_ROWS) q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
     if constexpr (Q_IN_REGISTERS) __syncwarp();
     key_tile = work.last_key_tile();
@@ -408,7 +421,7 @@ private:
           mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);
           release(barrier(Smem::V_EMPTY, skipped.stage));
         }
-        Operands::pack(p, s);
+        Operands::pack(p, scores());
         before = ring;
         ring.advance();
         clear_output();

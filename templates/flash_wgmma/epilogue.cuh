@@ -21,8 +21,7 @@ struct Output {
 };
 
 struct Epilogue : Block, Output {
-  static constexpr bool INVERSE_BESIDE =
-      OVERLAP && KEY_SPLIT == 1 && !PERSISTENT && !IN_PARTS && !SUMMED_BY_PRODUCT;  // the last P V
+  static constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT && !IN_PARTS;  // the last P V
   const TileScheduler& work;
   int thread;                        // of the warpgroup
   uint32_t o_smem;                   // O of the warpgroup

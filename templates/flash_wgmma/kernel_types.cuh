@@ -39,12 +39,10 @@ constexpr int THREADS = 128 * (WARPGROUPS + Operands::HELPERS) + 32 * PRODUCER_W
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
 constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;       // of P V
 constexpr bool TWO_LEVELS = FLUSH_TILES > 0;                   // O is added up in fp32, of sums that tensor cores make
-constexpr bool SUMMED_BY_PRODUCT = Operands::SUM_COLUMNS > 0;  // P V has the sums of P too
 constexpr int OUT_DIM = VALUE_DIM / Operands::COLUMN_SHARERS;  // columns of O of a warpgroup
-constexpr int SUMS = (OUT_DIM / VALUE_PARTS + Operands::SUM_COLUMNS) / 2;  // accumulators of P V
+constexpr int SUMS = OUT_DIM / VALUE_PARTS / 2;                // accumulators of P V
 static_assert(FLUSH_TILES <= 1 || SUM_IN_SHARED, "O in registers takes what comes after every tile");
-static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !SUM_IN_SHARED && !SUMMED_BY_PRODUCT),
-              "parts are added to O in registers");
+static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !SUM_IN_SHARED), "parts are added to O in registers");
 static_assert(VALUE_SUMS == 1 || VALUE_PARTS > 1, "a sum for a part");
 static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
                   VALUE_DIM % 8 == 0,

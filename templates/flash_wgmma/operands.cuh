@@ -10,10 +10,10 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
   static constexpr int STEP_KEYS = 16;                                       // of a step of P V
   static constexpr int ROW_COLUMNS = HEAD_DIM;                               // of 16 bits, in a row of Q and K
   static constexpr int QUERY_COLUMNS = HEAD_DIM;                             // in one of Q as it comes
-  static constexpr bool ROUNDS_ROWS = false;                                 // Q is multiplied as it comes
+  static constexpr bool MAKES_ROWS = false;                                  // Q is multiplied as it comes
+  static constexpr bool PAIRS = false;                                       // scores come in fp32
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
-  static constexpr int SUM_COLUMNS = 0;                                      // of P, beside those of V
   static constexpr int TRANSPOSERS = 0;          // warps that turn V round: it is multiplied as it lies
   static constexpr bool VALUES_IN_KEYS = false;  // V has tiles of its own
   static constexpr int HELPERS = 0, COLUMN_SHARERS = 1, HANDED_BYTES = 0;  // see latent_wgmma/operands.cuh
@@ -34,7 +34,6 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
     mma_m16n8k16<Element>(c, a, b0, b1);
   }
   template <class Smem, class Block> static __device__ __forceinline__ void transpose(const Block& block) {}
-  template <class Smem, class Block> static __device__ __forceinline__ void prepare(const Block& block) {}
 };
 
 // Numbers that need no scales.

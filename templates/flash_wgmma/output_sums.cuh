@@ -9,14 +9,14 @@
 // What a warpgroup holds in arrays. They lie apart from a consumer's numbers: the compiler takes an object to registers
 // as a whole, and one with an array only once the loops over it are unrolled, which costs registers.
 struct Fragments {
-  float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
-  uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
-  float next[BLOCK_N / 2];   // SCORES_AHEAD: scores of the tile behind it
+  float s[BLOCK_N / 2];                               // scores, then probabilities, of a tile
+  uint32_t pairs[Operands::PAIRS ? BLOCK_N / 4 : 1];  // PAIRS: the same in fp16, as products make them
+  uint32_t p[KEY_STEPS][4];                           // probabilities of a tile, rounded
+  float next[BLOCK_N / 2];                            // SCORES_AHEAD: scores of the tile behind it
   float o[OUT_DIM / 2];
-  float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED or SUMMED_BY_PRODUCT: P V of the last tiles
+  float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tiles
   float factor[2];                // by which the last softmax wants O rescaled
   float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
-  float total[2];                 // SUMMED_BY_PRODUCT: sums of P without those in `sum`
   RowState state;
   RowState of_parts;                                        // KEEPS: their shifts and sums
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
@@ -28,7 +28,7 @@ struct Fragments {
 // What tensor cores add P V to.
 template <class F>
 __device__ __forceinline__ float (&accumulators(F& f))[SUMS] {  // written out: nvcc sees no body on the host
-  if constexpr (TWO_LEVELS && (!SUM_IN_SHARED || SUMMED_BY_PRODUCT)) return f.added[0];
+  if constexpr (TWO_LEVELS && !SUM_IN_SHARED) return f.added[0];
   else return f.o;
 }
 
@@ -37,7 +37,7 @@ struct OutputSums : Epilogue {
   float (&o)[OUT_DIM / 2];
   float (&sum)[SUMS];                // that tensor cores add P V to
   float (&added)[VALUE_SUMS][SUMS];  // of parts of the columns of V: the first is `sum`
-  float (&factor)[2], (&o_factor)[2], (&total)[2];
+  float (&factor)[2], (&o_factor)[2];
   RowState& of_parts;
   int tiles_added;  // SUM_IN_SHARED: whose P V are in `sum`
   bool flushed;     // O_IN_SHARED: some are in shared memory
@@ -50,7 +50,6 @@ struct OutputSums : Epilogue {
         added(f.added),
         factor(f.factor),
         o_factor(f.o_factor),
-        total(f.total),
         of_parts(f.of_parts) {}
 
   // Four numbers of this thread's part of O in memory.
@@ -67,14 +66,6 @@ struct OutputSums : Epilogue {
     return make_float4(fmaf(before.x, o_factor[0], more[4 * i]), fmaf(before.y, o_factor[0], more[4 * i + 1]),
                        fmaf(before.z, o_factor[1], more[4 * i + 2]), fmaf(before.w, o_factor[1], more[4 * i + 3]));
   }
-  // SUMMED_BY_PRODUCT: the sums of P that tensor cores have added up to those before. Of a row's four lanes one has
-  // them.
-  __device__ __forceinline__ void add_total() {
-    if constexpr (SUMMED_BY_PRODUCT) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) total[row] = fmaf(total[row], o_factor[row], sum[OUT_DIM / 2 + 2 * row]);
-    }
-  }
   // What tensor cores add P V of a part of its columns to.
   template <int PART = 0> __device__ __forceinline__ float (&sum_of())[SUMS] {
     if constexpr (PART % VALUE_SUMS > 0) return added[PART % VALUE_SUMS];
@@ -82,7 +73,6 @@ struct OutputSums : Epilogue {
   }
   // To O in registers, or a part of its columns.
   template <int PART = 0> __device__ __forceinline__ void add_to_output() {
-    add_total();
     constexpr int ADDED = OUT_DIM / VALUE_PARTS / 2;
     const float(&of_part)[SUMS] = sum_of<PART>();
 #pragma unroll
@@ -90,7 +80,6 @@ struct OutputSums : Epilogue {
   }
   // SUM_IN_SHARED: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
-    add_total();
     if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
       if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
       named_barrier_sync<128>(O_TILE + warpgroup);
@@ -126,11 +115,6 @@ struct OutputSums : Epilogue {
   __device__ __forceinline__ void complete_output(RowState& of) {
     if constexpr (SUM_IN_SHARED) {
       const bool more = tiles_added > 0;
-      if (more) add_total();
-      if constexpr (SUMMED_BY_PRODUCT) {
-#pragma unroll
-        for (int i = 0; i < OUT_DIM / 2; ++i) o[i] = sum[i];
-      }
       if (flushed) {
 #pragma unroll
         for (int i = 0; i < OUT_DIM / 2; ++i) o[i] = more ? o[i] : 0.f;
@@ -142,10 +126,9 @@ struct OutputSums : Epilogue {
       }
       named_barrier_sync<128>(O_TILE + warpgroup);  // O in Element takes the place of all these sums
     }
-    if constexpr (SUMMED_BY_PRODUCT) of.sum[0] = total[0], of.sum[1] = total[1];
   }
-  template <bool FIRST>
-  __device__ __forceinline__ void round_probabilities(uint32_t (&p)[KEY_STEPS][4], float (&s)[BLOCK_N / 2], bool) {
+  template <bool FIRST, class Scores>
+  __device__ __forceinline__ void round_probabilities(uint32_t (&p)[KEY_STEPS][4], Scores& s, bool) {
     Operands::pack(p, s);
   }
   __device__ __forceinline__ void hand_over() {}  // P of the tile before, beside Q Kᵀ
@@ -156,7 +139,7 @@ struct OutputSums : Epilogue {
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
     for (int i = 0; i < OUT_DIM / 2; ++i) o[i] = 0.f;
-    o_factor[0] = o_factor[1] = 1.f, total[0] = total[1] = 0.f;
+    o_factor[0] = o_factor[1] = 1.f;
     tiles_added = 0, fresh = false;
     if constexpr (!KEEPS) flushed = false;
   }

@@ -29,7 +29,6 @@ struct Producer : TileFinder {
       prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map);
       Smem::init_barriers<OF_RING>(smem_address);
     }
-    Operands::template prepare<Smem>(static_cast<const Block&>(*this));
     __syncwarp();
     // Others see the initialised barriers; who initialised them need not wait.
     const bool transposes = Operands::TRANSPOSERS > 0 && warp > 4 * WARPGROUPS;

@@ -7,32 +7,31 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/ring_position.cuh"
 #include "flash_wgmma/running_scales.cuh"
+#include "device/softmax/wgmma_softmax.cuh"
 #include "fp8_wgmma/value_tile.cuh"
 
-// The range of e4m3, from 2^-9 on, is used up to 2^8, which is P at a row's maximum, or LAZY_OCTAVES less.
-template <bool BY_PRODUCT> struct E4m3Range {
+// The range of e4m3, from 2^-9 on, is used up to 2^8, which is P at a row's maximum.
+struct E4m3Range : WholeRange {
   static constexpr int TOP = 8;
-  static constexpr float HIGHEST = 448.f, LIMIT = 8.8f;  // 2^8.8 is 446
-  static constexpr bool SUMMED_BY_PRODUCT = BY_PRODUCT, MAX_OF_BITS = true, COARSE = true;
+  static constexpr bool MAX_OF_BITS = true;
 };
 
-// BY_PRODUCT: V has eight more columns, the first of which is ones, so that P V has the sums of P.
 // TURNED: V comes as wgmma wants it, so that no warp turns it round. ROUNDS: Q comes in 16 bits (`rounded_rows.cuh`).
-template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool BY_PRODUCT, bool TURNED, bool ROUNDS>
+// OF_PAIRS: scores come in fp16.
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, bool ROUNDS, bool OF_PAIRS>
 struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
-  static constexpr bool ROUNDS_ROWS = ROUNDS;
+  static constexpr bool MAKES_ROWS = ROUNDS || OF_PAIRS, PAIRS = OF_PAIRS;
   static constexpr int QUERY_COLUMNS = ROUNDS ? HEAD_DIM : ROW_COLUMNS;
-  static constexpr int SUM_COLUMNS = BY_PRODUCT ? 8 : 0;
-  using Value = ValueTile<VALUE_DIM, SUM_COLUMNS, BLOCK_N>;
+  using Value = ValueTile<VALUE_DIM, BLOCK_N>;
   using LoadedTiles = typename TileOfValues<Value, VALUE_DIM, TURNED>::Type;
   static constexpr int VALUE_BYTES = Value::BYTES;
   static constexpr int FREE_WARPS = 3;  // beside the one that copies
   static constexpr int TRANSPOSERS = TURNED ? 0 : FREE_WARPS;
   static constexpr bool VALUES_IN_KEYS = false;                            // V has tiles of its own
   static constexpr int HELPERS = 0, COLUMN_SHARERS = 1, HANDED_BYTES = 0;  // see latent_wgmma/operands.cuh
-  using Range = E4m3Range<BY_PRODUCT>;
+  using Range = E4m3Range;
 
   static __device__ __forceinline__ uint64_t value_descriptor(uint32_t tile_smem) {
     return Value::descriptor(tile_smem);
@@ -48,14 +47,12 @@ struct EightBitOperands {
       p[i / 4][i % 4] = pack4_e4m3(of[0], of[1], of[4], of[5]);
     }
   }
-  // BY_PRODUCT: what those warps write before the first V comes.
-  template <class Smem, class Block> static __device__ __forceinline__ void prepare(const Block& block) {
-    if constexpr (BY_PRODUCT) {
-      if (block.warp % 4 == 0) return;
-      for (int stage = 0; stage < STAGES; ++stage)
-        Value::template fill_sum_columns<FREE_WARPS>(block.smem_address + Smem::V + stage * Smem::V_TILE_BYTES,
-                                                     block.warp % 4 - 1, block.lane);
-      fence_proxy_async();
+  template <int STEPS>
+  static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const uint32_t (&pairs)[8 * STEPS]) {
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; ++i) {
+      const uint32_t* of = pairs + i / 4 * 8 + i / 2 % 2 * 4 + i % 2;
+      p[i / 4][i % 4] = pack4_e4m3(of[0], of[2]);
     }
   }
   // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the

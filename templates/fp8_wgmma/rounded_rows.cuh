@@ -1,17 +1,97 @@
-// rounded_rows.cuh: 64 rows of Q of 16 bits as wgmma's A operand of e4m3. Each warp makes numbers of its 16 rows, with
-// one scale that takes the largest of them to the end of the range, so that Q is read once and no launch comes before.
+// rounded_rows.cuh: 64 rows of Q as wgmma's A operand of e4m3, where they do not come as they are multiplied. Each warp
+// makes numbers of its 16 rows, with one scale that it gives back.
 #include "device/ptx/e4m3.cuh"
+#include "device/ptx/eight_bits.cuh"
 #include "device/ptx/element.cuh"
 #include "device/ptx/largest2.cuh"
 #include "device/ptx/opaque.cuh"
+#include "device/ptx/pairs.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/vector.cuh"
 
-template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct RoundedRows : RowOperand<HEAD_DIM / 2, IN_REGISTERS> {
+// PAIRS: sums of products are in fp16, so that no row's magnitudes may add up to more than it holds beside the largest
+// number of K: how much less numbers have to be, a power of two, so that they are rounded alike. `sums` of magnitudes
+// of a lane's rows g and g + 8, in 8 bits up to 6 % too small; of numbers that are multiplied by `inverse`.
+template <class Wide> __device__ __forceinline__ float room_for_pairs(const uint32_t (&sums)[2], float inverse) {
+  constexpr float ROOM = 0.93f * 65504.f / 448.f;
+  float most = ROOM;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float low, high;
+    unpack2(sums[row], Wide{}, low, high);
+    float sum = (low + high) * (SUMMED_SIZE<Wide> * inverse);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    most = fmaxf(most, sum + __shfl_xor_sync(ALL_LANES, sum, 2));
+  }
+  most = __uint_as_float(warp_max(__float_as_uint(most))) * (1.f / ROOM);
+  return __uint_as_float((__float_as_uint(most) + 0x7fffff) & 0x7f800000);  // the least power that is no less
+}
+__device__ __forceinline__ float inverse_of_power(float x) { return __uint_as_float(0x7f000000 - __float_as_uint(x)); }
+
+// A row operand's registers `made` in shared memory, where they are read from there.
+template <int HEAD_DIM, bool IN_REGISTERS> struct MadeRows : RowOperand<HEAD_DIM / 2, IN_REGISTERS> {
   static constexpr int STEPS = TensorTile<HEAD_DIM / 2>::DIM_STEPS;  // of 32 columns
-  static constexpr float LARGEST = 448.f, LEAST_SCALE = 1.17549435e-38f, FINITE = 3.4028235e38f;
+  using Own = uint32_t[IN_REGISTERS ? 1 : STEPS][4];
+  __device__ __forceinline__ auto& registers(Own& own) {
+    if constexpr (IN_REGISTERS) return this->frag;
+    else return own;
+  }
+  template <typename Meet>
+  __device__ __forceinline__ void keep(const Own& made, unsigned char* tile, uint32_t tile_smem, int row, int lane,
+                                       Meet meet) {
+    if constexpr (IN_REGISTERS) return;
+    __syncwarp();  // all lanes have read the rows that numbers are written over
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; ++i) {
+      const int step = i / 4, part = i % 4, place = (step % 4 * 2 + part / 2) ^ (row % 8);
+      *reinterpret_cast<uint32_t*>(tile + (step / 4 * 64 + row + part % 2 * 8) * 128 + place * 16 + lane % 4 * 4) =
+          made[IN_REGISTERS ? 0 : step][part];
+    }
+    fence_proxy_async();  // products see what was written
+    meet();
+    this->load(tile_smem, 0, lane);
+  }
+};
+
+// Numbers that come in 8 bits, less by a power of two, which `round` gives back.
+template <int HEAD_DIM, bool IN_REGISTERS> struct LoweredRows : MadeRows<HEAD_DIM, IN_REGISTERS> {
+  using MadeRows<HEAD_DIM, IN_REGISTERS>::STEPS;
+  template <typename Meet>
+  __device__ __forceinline__ float round(unsigned char* tile, uint32_t tile_smem, int thread, Meet meet) {
+    forget_origin(thread);
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    typename MadeRows<HEAD_DIM, IN_REGISTERS>::Own own;
+    auto& made = this->registers(own);
+    uint32_t sums[2] = {}, low, high;
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      RowOperand<HEAD_DIM / 2, false>::fragment(made[step], step, tile_smem, thread / 32, lane);
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        to_halves<E4m3>(made[step][part], low, high);
+        sums[part % 2] = add_sizes(add_sizes(sums[part % 2], low, Fp16{}), high, Fp16{});
+      }
+    }
+    const float more = room_for_pairs<Fp16>(sums, 1.f), less = inverse_of_power(more);
+    const uint32_t both = pack2<Fp16>(less, less);
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; ++i) {
+      to_halves<E4m3>(made[i / 4][i % 4], low, high);
+      made[i / 4][i % 4] = pack4_e4m3(multiply_add(low, both, 0), multiply_add(high, both, 0));
+    }
+    this->keep(own, tile, tile_smem, row, lane, meet);
+    return more;
+  }
+};
+
+// Numbers that come in 16 bits: the scale takes the largest of them to the end of the range, or with PAIRS less far, so
+// that Q is read once and no launch comes before.
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS, bool PAIRS>
+struct RoundedRows : MadeRows<HEAD_DIM, IN_REGISTERS> {
+  using MadeRows<HEAD_DIM, IN_REGISTERS>::STEPS;
+  static constexpr float LARGEST = 448.f, LEAST_SCALE = 1.17549435e-38f;
 
   // Of `tile`, at `tile_smem`, whose columns past HEAD_DIM read zero; returns the scale. Without IN_REGISTERS
   // numbers take the place of what they are made of, row by row; `meet` lets all warps of the warpgroup meet.
@@ -19,78 +99,72 @@ template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct RoundedRows : RowO
   __device__ __forceinline__ float round(unsigned char* tile, uint32_t tile_smem, int thread, Meet meet) {
     forget_origin(thread);  // or addresses would be kept in registers from tile to tile
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    uint32_t most = 0;
-    for_parts(tile, row, lane, [&](int, int, const Vector<uint32_t, 2>& words) {
-      most = larger2(larger2(most, words.at[0], Wide{}), words.at[1], Wide{});
-    });
-    float low, high;
-    unpack2(most, Wide{}, low, high);
-    float size = fmaxf(low, high);
-    if (__any_sync(ALL_LANES, !is_number(size))) {  // infinities count for no scale
-      size = 0.f;
-      for_parts(tile, row, lane, [&](int, int, const Vector<uint32_t, 2>& words) {
+    Given given;
+    load_parts(tile, row, lane, given);
+    float size = largest(given);
+    if (!is_finite(size)) {  // of all lanes: infinities count for no scale, and become NaN
 #pragma unroll
-        for (int w = 0; w < 2; ++w) {
-          unpack2(words.at[w], Wide{}, low, high);
-          if (is_number(low)) size = fmaxf(size, fabsf(low));
-          if (is_number(high)) size = fmaxf(size, fabsf(high));
-        }
-      });
+      for (int i = 0; i < 8 * STEPS; ++i) {
+        uint32_t& pair = given[i / 8][i / 2 % 4].at[i % 2];
+        pair = without_infinities<Wide>(pair);
+      }
+      size = largest(given);
     }
+    float scale = size > 0.f ? fmaxf(size / LARGEST, LEAST_SCALE) : 1.f, inverse = 1.f / scale;
+    if constexpr (PAIRS) {
+      uint32_t sums[2] = {};
 #pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) size = fmaxf(size, __shfl_xor_sync(ALL_LANES, size, apart));
-    const float scale = size > 0.f ? fmaxf(size / LARGEST, LEAST_SCALE) : 1.f, inverse = 1.f / scale;
-    uint32_t own[IN_REGISTERS ? 1 : STEPS][4];
-    auto& made = [&]() -> auto& {
-      if constexpr (IN_REGISTERS) return this->frag;
-      else return own;
-    }();
-    for_parts(tile, row, lane, [&](int step, int part, const Vector<uint32_t, 2>& words) {
+      for (int i = 0; i < 8 * STEPS; ++i)
+        sums[i / 2 % 2] = add_sizes(sums[i / 2 % 2], given[i / 8][i / 2 % 4].at[i % 2], Wide{});
+      const float more = room_for_pairs<Wide>(sums, inverse);
+      scale *= more, inverse *= inverse_of_power(more);
+    }
+    typename MadeRows<HEAD_DIM, IN_REGISTERS>::Own own;
+    auto& made = this->registers(own);
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; ++i) {
+      const auto& four = given[i / 4][i % 4];
       float x[4];
-      unpack2(words.at[0], Wide{}, x[0], x[1]), unpack2(words.at[1], Wide{}, x[2], x[3]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = fmaf(x[i], 0.f, x[i] * inverse);  // of infinities NaN
-      made[step][part] = pack4_e4m3(x[0], x[1], x[2], x[3]);
-    });
-    if constexpr (!IN_REGISTERS) {
-      __syncwarp();  // all lanes have read the rows that numbers are written over
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-        for (int part = 0; part < 4; ++part) {
-          const int place = (step % 4 * 2 + part / 2) ^ (row % 8);
-          *reinterpret_cast<uint32_t*>(tile + (step / 4 * 64 + row + part % 2 * 8) * 128 + place * 16 + lane % 4 * 4) =
-              made[step][part];
-        }
-      fence_proxy_async();  // products see what was written
-      meet();
-      RowOperand<HEAD_DIM / 2, false>::load(tile_smem, 0, lane);
+      unpack2(four.at[0], Wide{}, x[0], x[1]), unpack2(four.at[1], Wide{}, x[2], x[3]);
+      made[i / 4][i % 4] = pack4_e4m3(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
     }
+    this->keep(own, tile, tile_smem, row, lane, meet);
     return scale;
   }
 
 private:
-  static __device__ __forceinline__ bool is_number(float x) { return fabsf(x) <= FINITE; }
-  // body(step, part, the lane's four elements) for each register of the operand: columns 32 · step + 16 · (part / 2) +
-  // 4 · (lane % 4) of rows `row` and `row` + 8 by turns.
-  template <typename Body>
-  static __device__ __forceinline__ void for_parts(const unsigned char* tile, int row, int lane, Body body) {
+  using Given = Vector<uint32_t, 2>[STEPS][4];
+  // The lane's elements: columns 32 · step + 16 · (part / 2) + 4 · (lane % 4) of rows `row` and `row` + 8 by turns.
+  static __device__ __forceinline__ void load_parts(const unsigned char* tile, int row, int lane, Given& given) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         const int piece = step * 4 + part / 2 * 2 + lane % 4 / 2;  // of eight columns
         const unsigned char* of_row = tile + (piece / 8 * 64 + row + part % 2 * 8) * 128;
-        body(step, part,
-             load_vector<2>(reinterpret_cast<const uint32_t*>(of_row + ((piece ^ row) & 7) * 16 + lane % 2 * 8)));
+        given[step][part] =
+            load_vector<2>(reinterpret_cast<const uint32_t*>(of_row + ((piece ^ row) & 7) * 16 + lane % 2 * 8));
       }
+  }
+  // The largest magnitude of all lanes. Floats from 0 on have the order of their bits.
+  static __device__ __forceinline__ float largest(const Given& given) {
+    uint32_t most[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8 * STEPS; ++i) most[i % 4] = larger2(most[i % 4], given[i / 8][i / 2 % 4].at[i % 2], Wide{});
+    float low, high;
+    unpack2(larger2(larger2(most[0], most[1], Wide{}), larger2(most[2], most[3], Wide{}), Wide{}), Wide{}, low, high);
+    return __uint_as_float(warp_max(__float_as_uint(fmaxf(low, high))));
   }
 };
 
-// Rows that come as they are multiplied, or are rounded.
-template <class Wide, int HEAD_DIM, bool IN_REGISTERS, bool ROUNDS> struct RowsOf {
+// Rows that come as they are multiplied, or are made.
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS, bool ROUNDS, bool PAIRS> struct RowsOf {
   using Type = RowOperand<HEAD_DIM / 2, IN_REGISTERS>;
 };
-template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct RowsOf<Wide, HEAD_DIM, IN_REGISTERS, true> {
-  using Type = RoundedRows<Wide, HEAD_DIM, IN_REGISTERS>;
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct RowsOf<Wide, HEAD_DIM, IN_REGISTERS, false, true> {
+  using Type = LoweredRows<HEAD_DIM, IN_REGISTERS>;
+};
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS, bool PAIRS>
+struct RowsOf<Wide, HEAD_DIM, IN_REGISTERS, true, PAIRS> {
+  using Type = RoundedRows<Wide, HEAD_DIM, IN_REGISTERS, PAIRS>;
 };

@@ -12,11 +12,10 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/tensor_tile.cuh"
 
-// After the columns of V come SUM_COLUMNS, 0 or 8: one of ones, the others of zeros.
-template <int VALUE_DIM, int SUM_COLUMNS, int BLOCK_N> struct ValueTile {
+template <int VALUE_DIM, int BLOCK_N> struct ValueTile {
   static constexpr int WIDTH = BLOCK_N % 128 == 0 ? 128 : BLOCK_N % 64 == 0 ? 64 : 32;  // bytes of a row of a chunk
-  static constexpr int CHUNK_BYTES = (VALUE_DIM + SUM_COLUMNS) * WIDTH;
-  static constexpr int BYTES = ((VALUE_DIM + SUM_COLUMNS) * BLOCK_N + 1023) / 1024 * 1024;
+  static constexpr int CHUNK_BYTES = VALUE_DIM * WIDTH;
+  static constexpr int BYTES = (VALUE_DIM * BLOCK_N + 1023) / 1024 * 1024;
   static_assert(BLOCK_N % 32 == 0 && VALUE_DIM % 16 == 0, "whole pieces");
 
   static __device__ __forceinline__ uint64_t descriptor(uint32_t tile_smem) {
@@ -26,15 +25,6 @@ template <int VALUE_DIM, int SUM_COLUMNS, int BLOCK_N> struct ValueTile {
   // Where 32 keys begin.
   static constexpr __device__ __forceinline__ int step_offset(int step) {
     return step * 32 / WIDTH * CHUNK_BYTES + step * 32 % WIDTH;
-  }
-
-  // The part of warp `warp` of WARPS of the sums' columns. A column's keys stay among themselves under the swizzle.
-  template <int WARPS> static __device__ __forceinline__ void fill_sum_columns(uint32_t tile_smem, int warp, int lane) {
-    constexpr uint32_t ONES = 0x38383838;  // of e4m3
-    for (int word = warp * 32 + lane; word < BLOCK_N * SUM_COLUMNS / 4; word += WARPS * 32) {
-      const int chunk = word / (WIDTH * SUM_COLUMNS / 4), place = word % (WIDTH * SUM_COLUMNS / 4);
-      write_shared_word(tile_smem + chunk * CHUNK_BYTES + VALUE_DIM * WIDTH + 4 * place, place < WIDTH / 4 ? ONES : 0);
-    }
   }
   // The tile at `loaded_smem`, rows of keys as a tensor map brought them, into the place at `tile_smem`: the part of
   // warp `warp` of WARPS. A piece is 32 keys of 16 columns: of a quad's lanes each gets two keys of two columns at a

@@ -19,7 +19,6 @@ BASE = dict(
     SUM_PLACE="registers",
 )  # fmt: skip
 SHARED = {"SUM_PLACE": "shared", "FLUSH_TILES": 2}
-PRODUCT = {"ROW_SUM": "product", "RESCALE": "lazy_2"}
 SUMS = {"OVERLAP": False, "VALUE_PARTS": 4, "VALUE_SUMS": 2}
 PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
 FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
@@ -54,15 +53,11 @@ RIGHT = [
         "B=3 H=2 S=150 D=128 e4m3 window=60:9 softcap=20 sink varlen=0:150",
         "large_logits_two_keys",
     ),
-    (PRODUCT, CAUSAL, "large_logits"),
-    (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal", "large_logits"),
-    (PRODUCT | {"RESCALE": "always", "BLOCK_N": 96}, HEADS.replace(" lse", ""), "extreme_terms"),
     (
         PERSISTENT | {"BLOCK_N": 96, "VALUE_PARTS": 2},
         "B=2 H=4 Hkv=2 S=150 D=32 Dv=48 e4m3 causal scales=head lse turned",
         "extreme_terms",
     ),
-    (SHARED | PERSISTENT | PRODUCT, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3 causal turned", "large_logits"),
     (SUMS | {"POLYNOMIAL_EIGHTHS": 2}, f"{HEADS} turned op=forward_in_fp16 sink", "extreme_terms"),
     ({"VALUE_PARTS": 4}, CAUSAL, "large_logits"),
     ({}, BLOCKS, "extreme_terms"),
@@ -109,13 +104,9 @@ FAULTS = [
     ),
     (SHARED, FULL, "large_logits", "if (tiles_added > 0) scale_rows(sum, factor);", ""),
     (SHARED, FULL, "large_logits", "fmaf(before.z, o_factor[1], more[4 * i + 2])", "before.z + more[4 * i + 2]"),
-    (PRODUCT, CAUSAL, "large_logits", "greatest >= __float_as_int(Range::LIMIT)", "false"),
-    (PRODUCT, CAUSAL, "large_logits", "fmaf(total[row], o_factor[row], sum", "fmaf(total[row], 1.f, sum"),
-    (PRODUCT, CAUSAL, "plain", "place < WIDTH / 4 ? ONES : 0", "ONES"),
-    (SHARED | PRODUCT | {"FLUSH_TILES": 4}, CAUSAL, "plain", "if (more) add_total();", ""),
     ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
     (SUMS, FULL, "plain", "wgmma_wait<VALUE_SUMS - 1>()", "wgmma_wait<VALUE_SUMS>()"),
-    ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "low + (1 << 22)", "low + (1 << 23)"),
+    ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "from_0(x, EIGHT, START)", "from_0(x, EIGHT, FROM)"),
     ({}, HEADS, "plain", ") * k.of(batch, kv_head);", ");"),
     ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
@@ -134,7 +125,9 @@ FAULTS = [
     ({}, ROUNDED, "plain", "unit = round_rows(q) *", "unit = (round_rows(q), 1.f) *"),
     ({}, ROUNDED, "plain", "part / 2 * 2 + lane % 4 / 2;", "part / 2 * 2;"),
     ({}, ROUNDED, "plain", "* 128 + place * 16 + lane % 4 * 4", "* 128 + place * 16 + lane % 4"),
-    (PERSISTENT, ROUNDED, "plain", "apart = 16; apart > 0", "apart = 4; apart > 0"),
+    (PERSISTENT, ROUNDED, "plain", "warp_max(__float_as_uint(fmaxf(low, high)))", "__float_as_uint(fmaxf(low, high))"),
+    ({}, ROUNDED, "plain", "pairs[i], scales, of_row[i % 2]", "pairs[i], scales, of_row[0]"),
+    ({}, ROUNDED, "large_logits", "scale *= more, inverse *= inverse_of_power(more);", "(void)more;"),
 ]
 
 
@@ -160,16 +153,10 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=64 e4m3 scales=token", {}, "scales of tensors or of heads"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"FLUSH_TILES": 2}, "needs SUM_PLACE=shared"),
         ("B=1 H=16 S=4096 D=64 e4m3 kv=int8", {}, "takes K and V of e4m3 or e5m2, not of int8"),
-        ("B=1 H=16 S=4096 D=64 e4m3 kv=e5m2 causal", {"ROW_SUM": "product"}, "a column of ones of e4m3"),
         ("B=1 H=16 S=4096 D=64 e4m3 scales=block", {"BLOCK_N": 96}, "128 keys that share one"),
-        ("B=1 H=16 S=4096 D=64 e4m3 scales=block causal", {"ROW_SUM": "product"}, "scales=block takes add"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"SUM_PLACE": "shared", "VALUE_PARTS": 2}, "needs SUM_PLACE=registers"),
         ("B=1 H=16 S=4096 D=64 Dv=48 e4m3", {"VALUE_PARTS": 4}, "a multiple of 32"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"VALUE_SUMS": 2}, "one part has one sum"),
-        ("B=1 H=16 S=4096 D=64 e4m3 causal", PRODUCT | {"POLYNOMIAL_EIGHTHS": 1}, "of final exponents"),
-        ("B=1 H=16 S=4096 D=64 e4m3 causal lse", {"ROW_SUM": "product"}, "log-sum-exp"),
-        ("B=1 H=16 S=4096 D=64 e4m3", {"ROW_SUM": "product"}, "takes a causal mask"),
-        ("B=1 H=16 S=4096 D=64 e4m3", {"RESCALE": "lazy_2"}, "needs ROW_SUM=product"),
         ("B=1 H=16 S=4096 D=128 e4m3", {"BLOCK_N": 192, "BLOCK_M": 128, "BLOCKS_PER_SM": 1}, "registers"),
     ],
 )

@@ -36,6 +36,13 @@ def test_layouts(columns, dtype, swizzle, a_in, b_major):
     assert execution.counters.tensor_flops == 2 * 64 * columns * 64 * (2 if dtype == "e4m3" else 1)
 
 
+def test_sums_in_fp16():
+    d, expected, execution = product(72, "e4m3", pairs=True)
+    assert not execution.faults
+    np.testing.assert_array_equal(d, d.astype(np.float16))
+    np.testing.assert_allclose(d, expected, atol=5e-2)
+
+
 def test_scales():
     d, expected, _ = product(16, accumulate="step > 0")
     np.testing.assert_allclose(d, expected, atol=1e-4)

@@ -26,10 +26,11 @@ from evoattn.families.flash_wgmma.resources import (
     threads,
     warpgroups,
 )
-from evoattn.families.flash_wgmma.text import wgmma_product
+from evoattn.families.flash_wgmma.text import EightBits, wgmma_product
 from evoattn.families.fp8_wgmma.resources import (
     Fp8WgmmaGenes,
     begins_ahead,
+    in_pairs,
     launch_work,
     registers_needed,
     smem_bytes,
@@ -49,7 +50,6 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.turned import turned_spec
 from evoattn.model.variant import KEY_VARIANTS, TURNED
 
-RESCALES = {"always": ("ALWAYS", 0), "lazy_2": ("LAZY", 2), "lazy_4": ("LAZY", 4)}
 KV = "e5m2"
 """What K and V may have beside a Q of e4m3."""
 DIM_STEP = 16
@@ -102,7 +102,6 @@ class Fp8Wgmma(Family):
             or why_no_turns(problem, genes)
             or why_useless_flushes(genes)
             or why_no_parts(problem, genes)
-            or why_no_sums(problem, genes)
             or why_no_blocks(problem, genes)
             or (why_redundant(problem, genes.flash, gpu) if redundant else None)
             or why_too_long(problem, genes.flash, gpu)
@@ -112,7 +111,6 @@ class Fp8Wgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = Fp8WgmmaGenes.of(config)
         producer, consumer = moved_registers(genes.flash)
-        rescale, octaves = RESCALES[genes.RESCALE]
         return {
             "ELEMENT": problem.answer.cuda,
             **variant_constants(problem),
@@ -127,28 +125,24 @@ class Fp8Wgmma(Family):
             "SCALE_ROWS": BLOCK_ROWS,
             "TURNED": problem.turned,
             "ROUNDS_ROWS": problem.op in ROUNDED,
-            "SUM_BY_PRODUCT": genes.ROW_SUM == "product",
-            "RESCALE": rescale,
-            "LAZY_OCTAVES": octaves,
+            "PAIRS": in_pairs(problem),
             "HEADS_IN_TURN": HEADS_IN_TURN[genes.TILE_ORDER],
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_product(
                 "wgmma_qk",
                 math.ceil(problem.head_dim / problem.element.mma_k),
                 genes.BLOCK_N,
-                problem.dtype,
+                EightBits(problem.dtype, problem.kv, in_pairs(problem)),
                 genes.Q_IN_REGISTERS,
                 b_transposed=False,
-                b_dtype=problem.kv,
             ),
             "WGMMA_PV": wgmma_product(
                 "wgmma_pv",
                 genes.BLOCK_N // problem.element.mma_k,
-                problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns,
-                problem.dtype,
+                problem.head_dim_v // genes.VALUE_PARTS,
+                EightBits(problem.dtype, problem.kv),
                 a_in_registers=True,
                 b_transposed=False,
-                b_dtype=problem.kv,
             ),
         }
 
@@ -236,30 +230,10 @@ def why_no_parts(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
     parts = genes.VALUE_PARTS
     if genes.VALUE_SUMS > 1 and parts == 1:
         return "VALUE_SUMS=2 needs VALUE_PARTS=2 or more: one part has one sum."
-    if parts > 1 and (genes.SUM_PLACE != "registers" or genes.sum_columns):
-        return f"VALUE_PARTS={parts} needs SUM_PLACE=registers and ROW_SUM=add."
+    if parts > 1 and genes.SUM_PLACE != "registers":
+        return f"VALUE_PARTS={parts} needs SUM_PLACE=registers."
     if problem.head_dim_v % (PART_COLUMNS * parts):
         return f"VALUE_PARTS={parts} takes a head_dim of V of a multiple of {PART_COLUMNS * parts}."
-    return None
-
-
-def why_no_sums(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None:
-    """Sums of P by a product: of weights that are rounded, and in columns of its own."""
-    if genes.ROW_SUM == "add":
-        return None if genes.RESCALE == "always" else f"RESCALE={genes.RESCALE} needs ROW_SUM=product."
-    if not problem.causal:
-        return (
-            "ROW_SUM=product takes a causal mask. Without one, beside a key that dominates all rows, weights that are "
-            "rounded to 0 make an answer 1 % too long."
-        )
-    if problem.kv:
-        return f"ROW_SUM=product has a column of ones of {problem.dtype} beside V, not of {problem.kv}."
-    if problem.lse:
-        return "ROW_SUM=product adds up weights that are rounded to e4m3, too few digits for a log-sum-exp."
-    if genes.POLYNOMIAL_EIGHTHS and genes.RESCALE != "always":
-        return f"POLYNOMIAL_EIGHTHS={genes.POLYNOMIAL_EIGHTHS} needs RESCALE=always: they are of final exponents."
-    if problem.head_dim_v + genes.sum_columns > MAX_HEAD_DIM:
-        return f"ROW_SUM=product takes a head_dim of V below {MAX_HEAD_DIM}: a wgmma has no more columns."
     return None
 
 
@@ -269,8 +243,6 @@ def why_no_blocks(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> str | None
         return None
     if BLOCK_ROWS % genes.BLOCK_N:
         return f"BLOCK_N={genes.BLOCK_N}: with scales=block the {BLOCK_ROWS} keys that share one are whole tiles."
-    if genes.ROW_SUM != "add":  # and with it RESCALE=always
-        return f"ROW_SUM={genes.ROW_SUM}: scales=block takes add, as those of V change O alone, not the sums of P."
     return None
 
 

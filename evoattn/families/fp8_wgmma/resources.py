@@ -53,7 +53,9 @@ class Fp8WgmmaGenes(Genes):
     TILE_ORDER: TileOrder = SHARED["TILE_ORDER"]
     CAUSAL_SKIP: bool = SHARED["CAUSAL_SKIP"]
     POLYNOMIAL_EIGHTHS: int = gene(
-        "how many of every eight exponentials are computed by straight lines on the FMA units", (0, 1, 2, 3)
+        "how many of every eight exponentials are computed on the FMA units: where scores come in fp16 by straight "
+        "lines of three bits, up to a head_dim of V of 128, else by a polynomial",
+        (0, 1, 2, 3, 4),
     )
     Q_IN_REGISTERS: bool = SHARED["Q_IN_REGISTERS"]
     STORE: Store = SHARED["STORE"]
@@ -63,15 +65,6 @@ class Fp8WgmmaGenes(Genes):
     )
     SUM_PLACE: Literal["registers", "shared"] = gene(
         "the sum in fp32 lies in registers, or in shared memory, so that more warpgroups have room"
-    )
-    ROW_SUM: Literal["add", "product"] = gene(
-        "weights are added up before they are rounded (add), or after that, by a column of ones beside V (product)",
-        default="add",
-    )
-    RESCALE: Literal["always", "lazy_2", "lazy_4"] = gene(
-        "always: O is rescaled by the maximum of every tile; lazy_2, lazy_4: the first maximum has so many "
-        "octaves of room in e4m3, and O is rescaled when a weight would be beyond its range",
-        default="always",
     )
     VALUE_PARTS: int = gene(
         "columns of V are multiplied all at once (1), or one half (2) or quarter (4) after another, so that the "
@@ -89,14 +82,7 @@ class Fp8WgmmaGenes(Genes):
     def flash(self) -> FlashWgmmaGenes:
         """Those that flash_wgmma has too: the parts that both families share read these."""
         shared = {name: value for name, value in vars(self).items() if name in FlashWgmmaGenes.declared}
-        # They ask whether O is rescaled for every tile, not how many octaves are left: flash_wgmma has no 2 and 4.
-        rescale = "always" if self.RESCALE == "always" else "lazy_5"
-        return FlashWgmmaGenes(PRODUCER="warpgroup", KEY_SPLIT=1, **{**shared, "RESCALE": rescale})
-
-    @property
-    def sum_columns(self) -> int:
-        """Columns of V that add up P."""
-        return 8 if self.ROW_SUM == "product" else 0
+        return FlashWgmmaGenes(PRODUCER="warpgroup", KEY_SPLIT=1, RESCALE="always", **shared)
 
 
 ALIGNMENT = 1024
@@ -130,7 +116,7 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     own = is_persistent(genes.flash) and not sums
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else o_columns) if own else 0
     q_bytes = genes.BLOCK_M * ROW_BYTES * (q_chunks if o_chunks or sums else max(q_chunks, o_columns))
-    turned = math.ceil((problem.head_dim_v + genes.sum_columns) * genes.BLOCK_N / ALIGNMENT) * ALIGNMENT
+    turned = math.ceil(problem.head_dim_v * genes.BLOCK_N / ALIGNMENT) * ALIGNMENT
     loaded = 0 if problem.turned else value_chunks
     rings = genes.STAGES * (genes.BLOCK_N * ROW_BYTES * (chunks + loaded) + turned)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
@@ -151,11 +137,17 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     at six of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
     sums = o + o * genes.VALUE_SUMS // genes.VALUE_PARTS if twice else o
-    scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums + genes.sum_columns // 2
+    scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums
     operands = scores + rest if genes.OVERLAP else max(scores + o, rest)  # beside S one of two sums is read
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
     return operands + OTHER_REGISTERS
+
+
+def in_pairs(problem: AttentionProblem) -> bool:
+    """Whether scores and weights come in fp16, of which one instruction takes two: where a row's greatest weight is a
+    power of two that is summed as it is. A number of K is at most 448 then, so that no score is beyond fp16."""
+    return not problem.softcap and problem.kv != "e5m2"
 
 
 def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
@@ -174,7 +166,7 @@ def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     return (
         max(
             genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS,
-            (problem.head_dim_v // genes.VALUE_PARTS + genes.sum_columns) // 2 + 4,
+            problem.head_dim_v // genes.VALUE_PARTS // 2 + 4,
         )
         + REGISTERS_UNDER_WGMMA
     )
@@ -194,7 +186,7 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
         "begins ahead": begins_ahead(problem, genes),
         "spare registers": have - registers_needed(problem, genes),
         "flush tiles": genes.FLUSH_TILES,
-        "sum columns": genes.sum_columns,
+        "sum columns": 0,
         "turned": problem.turned,
         "rounds": problem.op in ROUNDED,
         "value parts": genes.VALUE_PARTS,
@@ -218,12 +210,10 @@ def _step(problem: AttentionProblem, genes: Fp8WgmmaGenes, groups: int) -> Step:
     rows, keys, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim_v
     scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
     shared = rows * value_dim / genes.FLUSH_TILES if genes.SUM_PLACE == "shared" else 0
-    a_score = flash.SCORE_OPERATIONS["always"] + 0.5 - (1 if genes.sum_columns else 0)
+    a_score = flash.SCORE_OPERATIONS["always"] + 0.5
     kept = float(rows * value_dim)
-    if genes.RESCALE != "always":
-        a_score, kept = a_score - 0.5, kept / genes.FLUSH_TILES
     lanes = scores * (a_score + 5 * polynomial) + kept + shared
-    width = up_to(problem.head_dim, 32) + value_dim + genes.sum_columns
+    width = up_to(problem.head_dim, 32) + value_dim
     tile_bytes = keys * (up_to(problem.head_dim, 128) + value_dim)
     loaded = 0 if problem.turned else keys * up_to(value_dim, 128)
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 32))

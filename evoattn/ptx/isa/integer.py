@@ -26,6 +26,12 @@ def binary(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     return partial(_UFUNCS[fields["op"]], a, b, out=d)
 
 
+@instruction("min max", r"\.s16x2", kind="int")
+def binary_of_pairs(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
+    a, b, d = (np.atleast_1d(one).view(np.int16) for one in operands(binder, ins, parse_type("b32")))
+    return partial(_UFUNCS[fields["op"]], a, b, out=d)
+
+
 @instruction("neg abs", r"\.(?P<type>s(?:16|32|64))", kind="int")
 def unary(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     a, d = operands(binder, ins, parse_type(fields["type"]))

@@ -33,7 +33,8 @@ def _uniform(values: Lanes, threads: Numbers, what: str, ins: Instruction) -> No
 
 _PRODUCT = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>16)\.f32\.(?P<type>f16|bf16)\.(?P=type)"
 _OF_8_BITS = (
-    r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>32)\.f32\.(?P<type>e4m3|e5m2)\.(?P<of_b>e4m3|e5m2)"
+    r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>32)\.(?P<sums>f32|f16)"
+    r"\.(?P<type>e4m3|e5m2)\.(?P<of_b>e4m3|e5m2)"
 )
 
 
@@ -41,7 +42,8 @@ _OF_8_BITS = (
 @instruction("wgmma", _OF_8_BITS, kind="tensor", pure=False, writes=0)
 def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`D, A, B, scale-d, scale-a, scale-b{, transpose-a}, transpose-b`: D = A·B + (D if scale-d), accumulated in
-    float32. Of 8 bits there is no transposing, and fewer bits of the sum are kept (`wgmma_sums.py`).
+    float32. Of 8 bits there is no transposing, fewer bits of the sum are kept (`wgmma_sums.py`), and D may be pairs of
+    fp16, to which each sum is rounded.
 
     A is four registers per thread (as of mma.sync of the same depth, a warp its own 16 rows) or a descriptor, and only
     a descriptor can be transposed. D counts as read, for it may be.
@@ -51,13 +53,15 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     in_registers = ins.operands[1].startswith("{")
     names, flags = vector_parts(ins.operands[0]), ins.operands[4:]
     wanted = 4 - in_registers if transposes else 2
-    if columns % 8 or not 8 <= columns <= 256 or len(names) != columns // 2 or len(flags) != wanted:
+    halves = fields.get("sums") == "f16"
+    count = columns // (4 if halves else 2)
+    if columns % 8 or not 8 <= columns <= 256 or len(names) != count or len(flags) != wanted:
         raise unsupported(ins, "its shape or operands")
     sign = np.float32(int(flags[0]) * int(flags[1]))
     if {flags[0], flags[1]} - {"1", "-1"} or set(flags[2:]) - {"0", "1"}:
         raise unsupported(ins, "an immediate")
     products, threads = matrix_products(context), context.threads
-    accumulators, scale_d = products.accumulators(names), context.source(ins.operands[3], _PREDICATE)
+    accumulators, scale_d = products.accumulators(names, halves), context.source(ins.operands[3], _PREDICATE)
     transposed_b = transposes and flags[-1] == "1"
     of_b = fields.get("of_b") or kind
     b_operand = SharedOperand(context, ins, ins.operands[2], columns, transposed_b, of_b)

@@ -40,9 +40,9 @@ class MatrixProducts:
         if context.races is not None:
             context.before_run.append(self._check_registers)
 
-    def accumulators(self, names: tuple[str, ...]) -> Accumulators:
+    def accumulators(self, names: tuple[str, ...], halves: bool) -> Accumulators:
         if names not in self._accumulators:
-            self._accumulators[names] = Accumulators(self.context, names)
+            self._accumulators[names] = Accumulators(self.context, names, halves)
         return self._accumulators[names]
 
     def groups(self, lead: int) -> _Groups:
@@ -68,6 +68,8 @@ class MatrixProducts:
         warps = self._begin(accumulators, leads, keep)
         before = accumulators.matrix[warps].reshape(len(leads), 4 * 16, -1)
         after = add_products(np.where(np.broadcast_to(keep, leads.shape)[:, None, None], before, np.float32(0)), a, b)
+        if accumulators.halves:
+            after = after.astype(np.float16).astype(np.float32)
         accumulators.matrix[warps] = after.reshape(len(warps), 16, -1)
 
     def _begin(self, accumulators: Accumulators, leads: Numbers, keep: Mask) -> Numbers:

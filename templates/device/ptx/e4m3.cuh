@@ -13,3 +13,14 @@ __device__ __forceinline__ uint32_t pack4_e4m3(float x0, float x1, float x2, flo
       : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
   return y;
 }
+// The same of pairs of fp16.
+__device__ __forceinline__ uint32_t pack4_e4m3(uint32_t x01, uint32_t x23) {
+  uint32_t y;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f16x2 low, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f16x2 high, %2;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(y)
+      : "r"(x01), "r"(x23));
+  return y;
+}

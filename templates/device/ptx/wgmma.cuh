@@ -15,6 +15,10 @@ template <int FLOATS> __device__ __forceinline__ void pin_registers(float (&x)[F
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
+template <int WORDS> __device__ __forceinline__ void pin_registers(uint32_t (&x)[WORDS]) {
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) asm volatile("" : "+r"(x[i])::"memory");
+}
 
 // Descriptor of an operand in shared memory with the 128-byte swizzle, in 64-column chunks of 128-byte rows (PTX ISA,
 // matrix descriptor). `leading_bytes` is the distance of two chunks where the chunks run along M or N, and not used

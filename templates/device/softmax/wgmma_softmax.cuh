@@ -5,7 +5,6 @@
 #include "device/ptx/max_nan.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/softmax/log_sum.cuh"
-#include "device/softmax/exp2_coarse.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
 
 template <bool VALUE> struct Flag {
@@ -28,14 +27,11 @@ constexpr __device__ __forceinline__ bool looks_back(Rescale rescale) {
 constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 // What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
 // HIGHEST. bf16 and fp32 hold more than fp16.
-// LAZY: exponents that reach LIMIT raise the shift. SUMMED_BY_PRODUCT: a product adds up P as it is rounded, in place
-// of `exponentiate`.
+// LAZY: exponents that reach LIMIT raise the shift.
 struct WholeRange {
   static constexpr int TOP = 0;
   static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
-  static constexpr bool SUMMED_BY_PRODUCT = false;
   static constexpr bool MAX_OF_BITS = false;    // maxima of a tile are of integers, where that is right
-  static constexpr bool COARSE = false;         // polynomials are `CoarseExp2`
   static constexpr bool MAY_LACK_ROWS = false;  // rows g + 8 may be none of any answer
 };
 
@@ -168,7 +164,6 @@ __device__ __forceinline__ bool raise_high_rows(RowState& state, const float (&s
 template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int EIGHTHS, class Range, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool KEEP_NAN = EIGHTHS > 0;
-  static_assert(!Range::COARSE || EIGHTHS == 0 || RESCALE == Rescale::ALWAYS, "of final exponents");
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   constexpr bool RISES = RESCALE == Rescale::LAZY && !FIRST;  // scores may reach a shift that was set before
   float subtracted[2] = {state.shift[0], state.shift[1]}, rise[2] = {0.f, 0.f};
@@ -191,7 +186,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
       }
       if constexpr (!FIRST) {
         factor[row] = exp2_approx(RISES ? -rise[row] : old_shift - state.shift[row]);
-        if constexpr (!Range::SUMMED_BY_PRODUCT) state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
+        state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
         rescale |= RISES ? rise[row] != 0.f : higher;
       }
     }
@@ -201,20 +196,14 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
   }
-  constexpr bool BY_SIGN = Range::LIMIT == 0.f;
-  int all_negative = -1, greatest = 0;
+  int all_negative = -1;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
-    if (Range::COARSE && on_fma_units<EIGHTHS>(i)) s[i] = CoarseExp2::place(s[i], scale, subtracted[i / 2 % 2]);
-    else s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
-    if constexpr (TESTED && BY_SIGN) all_negative &= __float_as_int(s[i]);
-  }
-  if constexpr (TESTED && !BY_SIGN) {  // floats above 0 are ordered as integers, of which three at a time are compared
-#pragma unroll
-    for (int i = 0; i < FLOATS; i += 2) greatest = max(max(greatest, __float_as_int(s[i])), __float_as_int(s[i + 1]));
+    s[i] = fmaf(s[i], scale, -subtracted[i / 2 % 2]);
+    if constexpr (TESTED) all_negative &= __float_as_int(s[i]);
   }
   if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
-    rescale = __any_sync(ALL_LANES, BY_SIGN ? all_negative >= 0 : greatest >= __float_as_int(Range::LIMIT));
+    rescale = __any_sync(ALL_LANES, all_negative >= 0);
     if (rescale) {
       row_max<KEEP_NAN, false>(s, rise);
 #pragma unroll
@@ -222,7 +211,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
         rise[row] = rise_of<LAZY_OCTAVES, KEEP_NAN, Range>(rise[row]);
         state.shift[row] += rise[row];
         factor[row] = exp2_approx(-rise[row]);
-        if constexpr (!Range::SUMMED_BY_PRODUCT) state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
+        state.sum[row] = __fmul_rn(state.sum[row], factor[row]);
       }
     }
   }
@@ -240,8 +229,8 @@ __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]
   float odd[2] = {0.f, 0.f};
   auto exponential = [&](int i) {
     if (!on_fma_units<EIGHTHS>(i)) s[i] = exp2_approx(s[i]);
-    else s[i] = Range::COARSE ? CoarseExp2::at(s[i]) : exp2_polynomial(s[i]);
-    if constexpr (!Range::SUMMED_BY_PRODUCT) (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
+    else s[i] = exp2_polynomial(s[i]);
+    (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
   };
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i)
@@ -257,7 +246,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]
 #pragma unroll
     for (int i = 2; i < FLOATS; i += 4) exponential(i), exponential(i + 1);
   }
-  if constexpr (!Range::SUMMED_BY_PRODUCT) sum[0] += odd[0], sum[1] += odd[1];
+  sum[0] += odd[0], sum[1] += odd[1];
 }
 
 // If it `looks_back`: the sums of a tile show that all its probabilities fit; an infinite one, or NaN, shows the

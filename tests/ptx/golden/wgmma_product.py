@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.flash_wgmma.text import EightBits, wgmma_function
 from evoattn.ptx import Execution
 from evoattn.ptx.isa.eight_bits import VALUES
 from tests.ptx.golden.hopper import accumulators_to_matrix, run_hopper, swizzle_address
@@ -33,6 +33,14 @@ extern "C" __global__ void k(const uint4* a_image, const uint4* b_image, const f
   pin_registers(d);
   for (int i = 0; i < COLUMNS / 2; i++) out[t * (COLUMNS / 2) + i] = d[i];
 }"""
+PAIRS = {
+    "float d[COLUMNS / 2];": "uint32_t d[COLUMNS / 4];",
+    "for (int i = 0; i < COLUMNS / 2; i++) d[i] = c[t * (COLUMNS / 2) + i];": "for (int i = 0; i < COLUMNS / 4; i++)"
+    " d[i] = pack2<Fp16>(c[t * (COLUMNS / 2) + 2 * i], c[t * (COLUMNS / 2) + 2 * i + 1]);",
+    "for (int i = 0; i < COLUMNS / 2; i++) out[t * (COLUMNS / 2) + i] = d[i];": "for (int i = 0; i < COLUMNS / 4; i++)"
+    " for (int e = 0; e < 2; e++) out[t * (COLUMNS / 2) + 2 * i + e] = to_float(Fp16{uint16_t(d[i] >> 16 * e)});",
+}
+"""What becomes of the kernel where accumulators are pairs of fp16."""
 STEPS = 4
 LAYOUTS = {128: 1, 64: 2, 32: 3, 0: 0}
 Image = tuple[np.ndarray, int, int, int | list[int]]
@@ -128,6 +136,7 @@ def product(
     arranged: str = "wgmma_fence();",
     pending: int = 0,
     change: Callable[[str], str] = lambda text: text,
+    pairs: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, Execution]:
     """(D, what it should be, faults) of D = A[64, 64] B + C in four steps, of 8 bits A[64, 128]."""
     rng = np.random.default_rng(columns)
@@ -140,9 +149,13 @@ def product(
     }
     b_image, b_leading, b_stride, b_steps = layouts[b_major](b_bits, swizzle)
     a_image, a_leading, a_stride, a_steps = layouts[a_in](a_bits, swizzle)
-    text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn", a_in == "mn"))
+    of = EightBits(dtype, pairs=pairs)
+    text = change(wgmma_function("multiply", columns, of, a_in == "registers", b_major == "mn", a_in == "mn"))
+    kernel = KERNEL
+    for old, new in PAIRS.items() if pairs else ():
+        kernel = kernel.replace(old, new)
     source = (
-        KERNEL.replace("MULTIPLY", text)
+        kernel.replace("MULTIPLY", text)
         .replace("ACCUMULATE", accumulate)
         .replace("BETWEEN", between)
         .replace("ARRANGED", arranged)

@@ -1,0 +1,110 @@
+// pair_softmax.cuh: the online softmax on wgmma's accumulators in fp16, pairs of neighbouring keys: register i of a
+// lane is row g + 8 (i % 2), keys i / 2 * 8 + lane % 4 * 2 and the next (PTX ISA, wgmma m64nNk32, D of fp16). For
+// scores and probabilities that are rounded to 8 bits before and afterwards: fp16 keeps 11.
+#include "device/ptx/byte_permute.cuh"
+#include "device/ptx/element.cuh"
+#include "device/ptx/opaque.cuh"
+#include "device/ptx/pairs.cuh"
+#include "device/ptx/warp.cuh"
+#include "device/copy/vector.cuh"
+#include "device/softmax/wgmma_softmax.cuh"
+
+template <bool A, class First, class Second> __device__ __forceinline__ auto& one_of(First& first, Second& second) {
+  if constexpr (A) return first;
+  else return second;
+}
+
+// To s and back, whose order is that of `softmax_tile`.
+template <int WORDS, int FLOATS>
+__device__ __forceinline__ void unpack_pairs(const uint32_t (&pairs)[WORDS], float (&s)[FLOATS]) {
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) unpack2(pairs[i], Fp16{}, s[2 * i], s[2 * i + 1]);
+}
+template <int WORDS, int FLOATS>
+__device__ __forceinline__ void pack_pairs(const float (&s)[FLOATS], uint32_t (&pairs)[WORDS]) {
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) pairs[i] = pack2<Fp16>(s[2 * i], s[2 * i + 1]);
+}
+
+// Maxima of rows g and g + 8 of a tile. As integers, of which one instruction compares three pairs, where none of a
+// lane is negative: halves from 0 on, infinity and NaN have the order of their bits.
+template <int WORDS> __device__ __forceinline__ void max_of_pairs(const uint32_t (&pairs)[WORDS], float (&maximum)[2]) {
+  static_assert(WORDS % 4 == 0, "two pairs of a row");
+  uint32_t most[2], both;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    most[row] = larger_bits(pairs[row], pairs[2 + row]);
+#pragma unroll
+    for (int i = 4 + row; i < WORDS; i += 4) most[row] = larger_bits(larger_bits(most[row], pairs[i]), pairs[i + 2]);
+  }
+  // The two rows side by side: the four lanes of a row hold different keys.
+  both = larger_bits(byte_permute(most[0], most[1], LOW_HALVES), byte_permute(most[0], most[1], HIGH_HALVES));
+  if (__any_sync(ALL_LANES, (both & 0x80008000u) != 0)) {
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) most[i % 2] = i < 2 ? pairs[i] : larger_halves(most[i % 2], pairs[i]);
+    both = larger_halves(byte_permute(most[0], most[1], LOW_HALVES), byte_permute(most[0], most[1], HIGH_HALVES));
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) both = larger_halves(both, __shfl_xor_sync(ALL_LANES, both, lanes));
+  unpack2(both, Fp16{}, maximum[0], maximum[1]);
+}
+
+// 2^x of both by straight lines between whole x, rounded to the three bits of mantissa that e4m3 has, so that weights
+// are summed as they are multiplied; 0 below 2^-15. Of whole x it is exact, else up to 6 % too large, of which some 3 %
+// are taken off by `OFF`: the last digits of 1024 + 8 (x + 15) are those of the number, moved by seven.
+__device__ __forceinline__ uint32_t exp2_by_lines(uint32_t x) {
+  constexpr uint32_t EIGHT = 0x48004800, START = 0x577a577a, FROM = 0x64006400;  // 8; 8 · 15 less OFF = 3/8; 1024
+  return (add_pairs(multiply_add_from_0(x, EIGHT, START), FROM) << 7) - (FROM << 7);
+}
+
+// `softmax_tile` of Rescale::ALWAYS, in place of scores. A shift is what fp16 has, so that the weight of a row's
+// greatest score is a power of two but for the rounding of its exponent.
+template <int EIGHTHS, class Range, int WORDS>
+__device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pairs)[WORDS], float scale,
+                                                 float (&factor)[2]) {
+  constexpr float FAR = 32.f, MOST = 65504.f;  // fp16 has six digits behind the point up to FAR
+  float maximum[2], shift[2], given[2], ignored;
+  max_of_pairs(pairs, maximum);
+  const uint32_t scales = pack2<Fp16>(scale, scale);
+  unpack2(scales, Fp16{}, scale, ignored);
+#pragma unroll
+  for (int row = 0; row < 2; ++row)
+    shift[row] = greater<true>(fmaf(maximum[row], scale, -float(Range::TOP)), state.shift[row]);
+  uint32_t added = pack2<Fp16>(fmaxf(-shift[0], -MOST), fmaxf(-shift[1], -MOST));
+  bool subtracts = !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR);
+  if (__any_sync(ALL_LANES, subtracts)) {  // from scores, where a shift has too few digits; unless they are too small
+#pragma unroll
+    for (int row = 0; row < 2; ++row) given[row] = -(shift[row] + float(Range::TOP)) / scale;
+    subtracts = __all_sync(ALL_LANES, fabsf(given[0]) < MOST && fabsf(given[1]) < MOST);
+    if (subtracts) {
+      added = pack2<Fp16>(given[0], given[1]);
+      unpack2(added, Fp16{}, given[0], given[1]);
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i)
+        pairs[i] = add_pairs(pairs[i], byte_permute(added, added, i % 2 ? 0x3232 : 0x1010));
+#pragma unroll
+      for (int row = 0; row < 2; ++row) shift[row] = -fmaf(given[row], scale, float(Range::TOP));
+      added = pack2<Fp16>(float(Range::TOP), float(Range::TOP));
+    }
+  } else {
+    unpack2(added, Fp16{}, given[0], given[1]);
+    shift[0] = -given[0], shift[1] = -given[1];
+  }
+  const uint32_t of_row[2] = {byte_permute(added, added, 0x1010), byte_permute(added, added, 0x3232)};
+  uint32_t sums[2][2] = {}, order = LOW_HALVES;
+  forget_origin(order);
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const uint32_t x = multiply_add(pairs[i], scales, of_row[i % 2]);
+    pairs[i] = on_fma_units<EIGHTHS>(i / 2) ? exp2_by_lines(x) : exp2_of_pair(x, order);
+    sums[i % 2][i / 2 % 2] = add_pairs(sums[i % 2][i / 2 % 2], pairs[i]);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float low, high;
+    unpack2(add_pairs(sums[row][0], sums[row][1]), Fp16{}, low, high);
+    factor[row] = exp2_approx(state.shift[row] - shift[row]);
+    state.shift[row] = shift[row];
+    state.sum[row] = fmaf(state.sum[row], factor[row], low + high);
+  }
+}
