@@ -9,6 +9,7 @@ whether backends were chosen, when it was compiled; it is compiled again where a
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -160,6 +161,14 @@ _SKIP = _eval_frame._FrameAction.SKIP
 _eval_frame.set_code_exec_strategy(scaled_dot_product_attention.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP))
 """A trace of the caller goes through ours. Where torch does not trace the caller, as the layers of `torch.nn` under
 `layer.compile()`, ours would be compiled alone: a graph of one call, whose guards take longer than the call."""
+_traced = FunctionType(
+    scaled_dot_product_attention.__code__.replace(), globals(), SDPA.__name__, scaled_dot_product_attention.__defaults__
+)
+vars(scaled_dot_product_attention).update(
+    _torchdynamo_orig_callable=_traced, _torchdynamo_wrapper_id=id(scaled_dot_product_attention)
+)
+"""Who hands ours itself to `torch.compile` wants that graph: torch takes what a function names so in its place, here
+the same code, which is not passed over."""
 
 
 def _hold(count: int) -> None:

@@ -238,6 +238,18 @@ def test_what_torch_does_not_trace_has_no_graph_of_ours_alone(device):
         assert not graphs
 
 
+@pytest.mark.slow
+def test_our_function_itself_is_compiled(device):
+    """As torch's is, which `fullgraph` requires."""
+    graphs = []
+    backend = lambda graph, _: graphs.append(graph) or graph.forward
+    with torch.no_grad(), sdpa():
+        compiled = torch.compile(F.scaled_dot_product_attention, fullgraph=True, backend=backend)
+        launched(device, compiled)  # and the kernel's check
+        assert launched(device, compiled) == 1
+    assert len(graphs) == 1
+
+
 def test_wrong_arguments_raise_what_sdpa_raises(device):
     q, k, v = tensors()
     wrong = torch.zeros(3, 3, dtype=torch.float16)
