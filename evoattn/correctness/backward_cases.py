@@ -6,6 +6,7 @@ from math import lcm
 
 from evoattn.correctness.cases import begin_apart, beside_tiles, fitted, listed, sequenced, used_cases, windowed
 from evoattn.correctness.interpreter_cases import SmallCase, can_be_far
+from evoattn.families.residency import WARP
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -74,8 +75,14 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     grouped = other.with_(heads=2, kv_heads=1, seqlen_q=max(40, m // 2 + 9), seqlen_k=n + 3)
     whole = plain.with_(batch=1, heads=2, kv_heads=2, seqlen_q=2 * m, seqlen_k=2 * n)
     single = plain.with_(batch=1, heads=6, kv_heads=3, seqlen_q=1, seqlen_k=2 * n - 1)
-    threes = other.with_(heads=3, kv_heads=1, seqlen_q=(2 if problem.blocks else 1) * m + 9, seqlen_k=n + 5)
-    of_one, pair = (threes.with_(batch=1, heads=heads, seqlen_q=m + 9) for heads in (1, 2))
+    threes = other.with_(heads=3, kv_heads=1, seqlen_q=m + 9, seqlen_k=n + 5)
+    of_one, pair = (threes.with_(batch=1, heads=heads) for heads in (1, 2))
+    block_m, block_n = m, n
+    if config.params.get("DQ") == "pass":  # a launch with tiles of its own
+        block_m, block_n = lcm(m, int(config.params["PASS_M"])), lcm(n, int(config.params["PASS_N"]))
+    if problem.blocks:
+        pair = pair.with_(seqlen_q=2 * block_m + 9)
+        threes = threes.with_(seqlen_q=2 * lcm(block_m, WARP) + 9, seqlen_k=2 * lcm(block_n, WARP) + 5)
     half = one.with_(seqlen_q=192, seqlen_k=192)
     low = one.with_(seqlen_q=40, seqlen_k=n + 3)
     many = one.with_(seqlen_q=rows, seqlen_k=few_keys)
@@ -113,10 +120,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     cases += [SmallCase("windows that begin at different tiles", p) for p in begin_apart(one, m, n, 1)]
     cases += [SmallCase("edges beside those of tiles", p) for p in (*beside_tiles(one, m, n), *_beside(one, m, n))]
     if problem.blocks:
-        if config.params.get("DQ") == "pass":  # a launch with tiles of its own
-            m, n = lcm(m, int(config.params["PASS_M"])), lcm(n, int(config.params["PASS_N"]))
-        made = [replace(case, problem=_listed(case.problem, m, n, turn)) for turn, case in enumerate(cases)]
-        return [*made, SmallCase("over 32 blocks of queries", _many_blocks(one, m, n))]
+        made = [replace(case, problem=_listed(case.problem, block_m, block_n, turn)) for turn, case in enumerate(cases)]
+        return [*made, SmallCase("over 32 blocks of queries", _many_blocks(one, block_m, block_n))]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
 
 
@@ -133,16 +138,17 @@ def _beside(problem: AttentionProblem, m: int, n: int) -> list[AttentionProblem]
 
 
 def _many_blocks(problem: AttentionProblem, m: int, n: int) -> AttentionProblem:
-    """More blocks of queries than a warp looks at together, of one block of keys, whose second half the last of them
-    see; where lists do not follow documents the last few see it."""
-    documents = f"{n // 2}+{33 * m}:mixed" if parse_blocks(problem.blocks).documents else "0/0/1"
-    return problem.with_(seqlen_q=33 * m + 5, seqlen_k=n - 3, blocks=f"b:{m}x{n}:{documents}")
+    """More blocks of queries than a warp looks at together, and one block of keys, of two heads with own lists."""
+    documents = f"{n // 2}+{33 * m}" if parse_blocks(problem.blocks).documents else "0/0/1"
+    return problem.with_(heads=2, seqlen_q=33 * m + 5, seqlen_k=n - 3, blocks=f"bh:{m}x{n}:{documents}:mixed")
 
 
 def _listed(problem: AttentionProblem, m: int, n: int, turn: int) -> AttentionProblem:
     """The case with blocks of one or two tiles, by turns, and documents that begin within them; of some all heads
-    have the same lists, of one all batches."""
-    rows, keys = m * (2 - turn % 2), n * (2 - turn // 2 % 2)
+    have the same lists, of one all batches. Turn 7, of three blocks each way, has whole words of bits."""
+    if turn == 7:
+        m, n = lcm(m, WARP), lcm(n, WARP)
+    rows, keys = m * (2 if turn in (2, 4, 6, 8) else 1), n * (2 - turn // 2 % 2)
     documents = f"{n + 3}+{n // 2 + 1}+{3 * keys}" if parse_blocks(problem.blocks).documents else "1/1/3"
     by = "h" if turn % 8 == 1 else "b" if turn % 8 in (3, 4, 7) else "bh"
     return problem.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")

@@ -25,7 +25,7 @@ from evoattn.correctness.cases import (
     with_small_tables,
 )
 from evoattn.correctness.reference import with_kept_scores
-from evoattn.families.block_list import packed_mask
+from evoattn.families.block_list import BIT_LINE, packed_mask
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.residency import WARP
@@ -183,10 +183,10 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       a maximum that rises in a whole tile; if a softmax of its own keeps scores, a huge key behind them; packed
       sequences, of which each of these is the longest (`sequenced`); terms beside the product at their extremes
       (`terms.make_terms`), a bias whose rows have no padding;
-    - if heads are rows (GROUP_ROWS), three heads a K/V head, or nine, no power of two, over several tiles of rows; if
-      only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
-      all keys, where a table ends, and of less than none, and one of so many keys that a split has fewer than there is
-      room for;
+    - if heads are rows (GROUP_ROWS), three, five or nine heads a K/V head, no power of two, over several tiles of rows;
+      if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
+      of all keys, where a table ends, and of less than none, and one of so many keys that a split has fewer than there
+      is room for;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
@@ -199,7 +199,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
     - of block lists, blocks of one and two tiles, and lists that are not what the predicate gives, of each batch and
-      by turns of each head their own (`mixed` in `model/block_list.py`)."""
+      by turns of each head their own (`mixed` in `model/block_list.py`), and long ones (`long_lists`)."""
     if problem.appended:
         rows, tile = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
         return [SmallCase(*case) for case in appended_cases(problem, rows, tile)]
@@ -222,7 +222,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         return [replace(case, kept=made.kept) for case in cases]
     if problem.blocks:
         cases = [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
-        return [*cases, *made.of_shared_lists()]
+        return [*cases, made.long_lists()]
     return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
 
 
@@ -393,8 +393,8 @@ class _Maker:
         problem, block_m, block_n, cases = self.problem, self.block_m, self.block_n, []
         if self.params.get("GROUP_ROWS"):
             keys = block_n + block_n // 2 + 1
-            each, slots = (3, 4) if problem.group_size <= 8 else (9, 16)  # that rows 8 apart have other heads in
-            rows = max(2 * block_m // slots + 5, problem.masking.queries_to_see_all(keys) + 6)
+            each = 3 if problem.group_size <= 4 else 5 if problem.group_size <= 8 else 9  # rows 8 apart: other heads
+            rows = max(2 * block_m // (1 << each.bit_length()) + 5, problem.masking.queries_to_see_all(keys) + 6)
             threes = self.other.with_(heads=2 * each, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
             cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
         if self.params.get("SCHEDULE") == "balanced" and self.params["TILE_ORDER"] in ("by_head", "all_heads"):
@@ -419,14 +419,12 @@ class _Maker:
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:
         """The case with blocks of one or two tiles, by turns, and documents that begin within them. Some have lists
-        that heads share, for which a launch may ask the predicate once. Turn 1, the case with two batches and heads,
-        has lists that batches share where tiles are wider than high, else one for each batch and head: no other case
-        with rows enough asks the predicate in the loop over keys. Turn 7, the other one with two batches, has blocks
-        of which a launch asks the predicate, which are whole warps of keys."""
-        batches_share = turn == 1 and self.block_n > self.block_m
-        by = "h" if batches_share else "b" if turn % 8 in (3, 4, 7) else "bh"
-        in_words = self.block_n % WARP == 0 or turn % 8 != 7
-        return self._with_lists(case, by, 1 + turn % 2, 2 - turn // 2 % 2 if in_words else 2)
+        that heads share, for which a launch may ask the predicate once: turn 7, with two batches, blocks of whole warps
+        of keys, so that it does."""
+        in_words = self.block_n % WARP == 0 or turn != 7
+        return self._with_lists(
+            case, "b" if turn in (3, 7) else "bh", 1 + turn % 2, 1 + (turn % 4 == 0 or not in_words)
+        )
 
     def _with_lists(self, case: AttentionProblem, by: str, row_tiles: int, key_tiles: int) -> AttentionProblem:
         rows, keys = self.block_m * row_tiles, self.block_n * key_tiles
@@ -435,15 +433,17 @@ class _Maker:
             documents = "1/1/3"
         return case.with_(blocks=f"{by}:{rows}x{keys}:{documents}:mixed")
 
-    def of_shared_lists(self) -> list[SmallCase]:
-        """Lists of each head that batches share, where no other case has them and a launch asks their predicate."""
-        keys = 3 * self.block_n + self.block_n // 2 + 1  # so many that some are PARTIAL
-        rows = max(2 * self.block_m + 9, self._rows_for(keys))
-        pairs = self.other.with_(heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=keys)
-        shared = self._with_lists(pairs, "h", 1, 1)
-        if self.block_n > self.block_m or self.heads_are_rows or packed_mask(shared) is None:
-            return []
-        return [SmallCase("lists that batches share", shared)]
+    def long_lists(self) -> SmallCase:
+        """Lists of so many blocks that a launch does not ask the predicate of all PARTIAL ones, where it asks of any:
+        then batches share them, or heads. Two batches, two heads, and a third block of rows with all blocks."""
+        key_tiles = 1 if self.block_n % WARP == 0 else 2
+        keys = self.block_n * key_tiles
+        room = max(2, BIT_LINE // keys)
+        pairs = self.other.with_(heads=2, kv_heads=1, seqlen_q=2 * self.block_m + 9)
+        pairs = pairs.with_(seqlen_k=2 * room * keys + keys // 2 + 1)
+        by = {by: self._with_lists(pairs, by, 1, key_tiles) for by in ("h", "b", "bh")}
+        found = next((listed for listed in by.values() if packed_mask(listed)), by["bh"])
+        return SmallCase("long lists", found.with_(blocks=f"{found.blocks}2"))
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""

@@ -11,7 +11,7 @@ from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import SCALES
-from evoattn.model.score import FLAGS, SCORE, WHOLE, Apply, Load, Table, evaluate, parts
+from evoattn.model.score import FLAGS, SCORE, WHOLE, Apply, Load, Table, Tree, evaluate, parts
 from evoattn.model.scoring import Scoring
 
 OWN_NUMBERS = 4
@@ -50,7 +50,7 @@ def make_terms(
     fp32 does not hold, slopes of which every other is steep and negative, and a bias that hides all keys from the first
     query, the last half of them from the second and every third one from the fourth, and takes 10,000 from every other
     score of the third. Nothing is hidden so from an expression, which may make infinity of it or NaN, and such a row
-    has no answer. The columns of a bias past the last key are NaN.
+    has no answer. The columns of a bias past the last key are NaN, and so is what no query and key read of a table.
     """
     made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads, positive = torch.arange(problem.heads, device=device), _divisors(problem)
@@ -86,14 +86,34 @@ def make_terms(
         if name == "bias":
             values[..., problem.seqlen_k :] = float("nan")
         made[name] = values.to(torch_dtype(problem))
-    return made
+    return made | _unread_at_nan(problem, made, device) if extreme and not problem.varlen else made
+
+
+def _unread_at_nan(
+    problem: AttentionProblem, made: Mapping[str, torch.Tensor], device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """The tables of numbers, with NaN in place of elements that no query and key read: those behind the last may."""
+    sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
+    ranges = (torch.arange(size, device=device).view(-1, *[1] * (3 - i)) for i, size in enumerate(sizes))
+    values = {**made, **dict(zip("bhqk", ranges, strict=True)), "d": problem.diagonal}
+    read: dict[str, torch.Tensor] = {}
+    for load in (one for tree in _expressions(problem) for one in parts(tree) if isinstance(one, Load)):
+        if made[load.table.buffer].is_floating_point():
+            seen = read.setdefault(load.table.buffer, torch.zeros(load.table.shape, dtype=torch.bool, device=device))
+            seen[load.places(values, torch)] = True
+    return {name: made[name].masked_fill(~seen, float("nan")) for name, seen in read.items()}
+
+
+def _expressions(problem: AttentionProblem) -> list[Tree]:
+    """That of the problem's scores, and that of its mask, if there are any."""
+    trees = [problem.own_score.tree] if problem.own_score is not None else []
+    return [*trees, problem.shown] if problem.shown is not None else trees
 
 
 def _divisors(problem: AttentionProblem) -> set[Table]:
     """Tables by which the problem's expressions divide."""
-    trees = [problem.own_score.tree] if problem.own_score is not None else []
-    trees += [problem.shown] if problem.shown is not None else []
-    by = [one.of[1] for tree in trees for one in parts(tree) if isinstance(one, Apply) and one.operator in DIVIDES]
+    every = (one for tree in _expressions(problem) for one in parts(tree) if isinstance(one, Apply))
+    by = [one.of[1] for one in every if one.operator in DIVIDES]
     return {load.table for tree in by for load in parts(tree) if isinstance(load, Load)}
 
 

@@ -55,7 +55,7 @@ def packed_mask(problem: AttentionProblem) -> Packed | None:
     if not by_keys:
         whole_lines = BIT_LINE // math.gcd(BIT_LINE, mask.keys)
         most = 8 * MOST_BIT_BYTES // (batches * heads * rows * mask.keys) // whole_lines * whole_lines
-        room = min(room, max(LEAST_ROOM, most))
+        room = min(room, max(LEAST_ROOM, most), mask.room or room)
     lines, bits = (keys, rows) if by_keys else (rows, room * mask.keys)
     found = Packed(batches, heads, lines, 4 * math.ceil(bits / BIT_LINE))
     sharers, asked = problem.batch * problem.heads / (batches * heads), cost(problem.shown)[2] + 1

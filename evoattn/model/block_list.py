@@ -8,7 +8,8 @@ A text says how large blocks are and what documents there are, `128x128:300+700`
 turns, up to the last key. A query has the document of the key on its diagonal. `b`, `h` or `bh` in front, as in
 `bh:128x128:300+700`, gives each batch documents and lists of its own, and each head lists. Without `mixed` behind
 (`128x128:300+700:mixed`) the lists are what documents and mask alone would give. With it they are not: blocks are
-hidden that these show, and shown that they hide, in no order. It is for checks.
+hidden that these show, and shown that they hide, in no order. With `mixed2` there is also room for bits of 2 blocks of
+a list alone. Both are for checks.
 
 `128x128:1/7/16` has no documents but counts: a block of rows sees 1 PARTIAL and 7 FULL blocks in the mean, and 16 at
 most. So a caller's lists are written, which only the device knows.
@@ -26,7 +27,7 @@ from typing import Any
 from evoattn.model.mask import Band
 
 _TEXT = re.compile(
-    r"(?:(bh?|h):)?(\d{1,5})x(\d{1,5}):(?:(\d{1,9}(?:\+\d{1,9})*)|(\d{1,7}(?:/\d{1,7}){2}))(:mixed)?", re.ASCII
+    r"(?:(bh?|h):)?(\d{1,5})x(\d{1,5}):(?:(\d{1,9}(?:\+\d{1,9})*)|(\d{1,7}(?:/\d{1,7}){2}))(:mixed(\d?))?", re.ASCII
 )
 NOT_BESIDE = ("window", "seqused", "page", "varlen", "kv")
 """Variants with which there is no block list."""
@@ -59,6 +60,8 @@ class BlockMask:
     by_batch: bool = False
     by_head: bool = False
     mixed: bool = False
+    room: int = 0
+    """Blocks of a list of which bits are kept, at most; 0: as many as memory allows."""
 
     def starts(self, batch: int, positions: int) -> list[int]:
         """The first keys of a batch's documents up to that position. Batches that differ begin with different ones."""
@@ -100,12 +103,13 @@ class BlockMask:
 def parse_blocks(text: str) -> BlockMask:
     """Raises `ValueError` on anything that is no text of blocks."""
     if match := _TEXT.fullmatch(text):
-        dims, rows, keys, documents, counted, mixed = match.groups(default="")
+        dims, rows, keys, documents, counted, mixed, room = match.groups(default="")
         lengths = tuple(map(int, documents.split("+"))) if documents else ()
         partial, full, most = map(int, counted.split("/")) if counted else (0, 0, 0)
         if int(rows) and int(keys) and all(lengths) and partial + full <= most + bool(lengths):
             counts = partial, full, most
-            return BlockMask(int(rows), int(keys), lengths, counts, "b" in dims, "h" in dims, bool(mixed))
+            by = "b" in dims, "h" in dims
+            return BlockMask(int(rows), int(keys), lengths, counts, *by, bool(mixed), int(room or 0))
     raise ValueError(f"{text!r} is no list of blocks.")
 
 
@@ -183,26 +187,29 @@ def _counted(mask: BlockMask, band: Band, batch: int) -> tuple[BlockRow, ...]:
 def _mixed(rows: tuple[BlockRow, ...], mask: BlockMask, band: Band, batch: int, head: int) -> tuple[BlockRow, ...]:
     """The same with half of the blocks anything, in no order, some rows with one kind of blocks alone, or none. The
     first row of all, and of each list that all heads share, has both kinds where there are two blocks: by turns its
-    PARTIAL one shows nothing, so that the first key that it sees is in the FULL one. The third row has a PARTIAL one.
-    """
+    PARTIAL ones show nothing, so that the first key that it sees is in the FULL one. The third row of each list, and
+    the last where it comes later, has all blocks, every other one PARTIAL, and so has the first without such blocks.
+    From the ninth on rows have few; a warp that looks at 32 together goes on behind none, and behind some, by heads."""
     blocks = mask.blocks(band)[1]
     chance, made = random.Random(f"{batch}, {head}, {blocks}"), []
     for number, row in enumerate(rows):
         partial, full = set(row.partial), set(row.full)
         first = number == head == 0 and not (batch and mask.by_head)
+        everything = number == 2 or number == len(rows) - 1 > 2 or (number % 32 == 31 and head % 2 == 1)
         hidden = set(range(1, blocks)) - partial - full
         for block in range(blocks):
             if chance.random() < 0.5:
                 partial -= {block}
                 full -= {block}
                 chance.choice((partial, full, set[int]())).add(block)
-        kind = "both" if first or number == 2 else chance.choice(("both", "both", "both", "partial", "full", "none"))
-        if number == 2:
-            partial, full = partial | {blocks - 1}, full - {blocks - 1}
+        kinds = "both", "both", "both", "partial", "full", "none"
+        kind = "none" if number % 32 == 31 else chance.choice(kinds if number < 8 else kinds[-3:])
+        kind = "both" if first or everything else kind
         if first and hidden and (len(rows) + blocks) % 2:
-            partial, full = {max(hidden)}, {0}
-        elif first and blocks > 1:
-            partial, full = partial - {0} | {1}, full - {1} | {0}
+            partial, full = set(sorted(hidden)[-3:]), {0}
+        elif (first and blocks > 1) or everything:
+            start = 0 if first else 1 if blocks == 1 else (blocks + batch + head) % 2
+            full, partial = set(range(start, blocks, 2)), set(range(1 - start, blocks, 2))
         kept = {"both": (partial, full), "partial": (partial, set()), "full": (set(), full), "none": (set(), set())}
         seen = [sorted(numbers) for numbers in kept[kind]]
         for numbers in seen:

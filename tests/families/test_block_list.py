@@ -194,21 +194,12 @@ def test_a_last_block_may_have_whole_tiles_behind_the_last_key():
     assert result.passed, result.reason
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["flash_mma", "flash_wgmma"])
-def test_bits_of_the_first_blocks_of_a_list(family, monkeypatch):
-    """Where there is no room for bits of all PARTIAL blocks, the kernel asks the predicate of the others."""
+def test_bits_of_the_first_blocks_of_a_list_where_memory_ends(monkeypatch):
     monkeypatch.setattr(block_list, "MOST_BIT_BYTES", 8192)
     monkeypatch.setattr(block_list, "LEAST_ROOM", 1)
     shared = PROBLEMS["a predicate that heads share"]
     problem = shared.with_(heads=4, seqlen_q=256, seqlen_k=1024, blocks="64x64:12/2/16")
     assert block_list.packed_mask(problem).row_words == 8  # of four blocks
-    module = MODULES[family]
-    config = load_space(family, H100).make_config(module.BASE | {"BLOCK_N": 64})
-    room = "bits_row_words / (block_keys / 32) * tiles_per_block"
-    faults = [(room, "partial_tiles")], [(room, room.replace("bits_row_words", "block_row"))]
-    passed = [judged(built(module.FAMILY, problem, config, H100, *e), problem).passed for e in ([], *faults)]
-    assert passed == [True, False, False]
 
 
 def test_a_source_whose_bits_lie_by_keys_is_outdated():

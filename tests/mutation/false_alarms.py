@@ -47,6 +47,8 @@ LENGTHS = (1, 17, 64, 203, 512, 1025, 2048)
 SHORT_LENGTHS = (1, 5, 17, 64, 203)
 """For head_dims of hundreds: such problems have few rows, and few keys keep the cost model's own run short."""
 EIGHT_BIT_CACHES = ("e4m3", "e5m2", "int8")
+SCORE = "s*gate[h]*(slope[k-q+99]/64+1)-max(q+d-k,16)/64+slope[k-q+99]"
+"""Of expressions: what it makes of a score, and the factor of a gradient, are NaN where the table is."""
 LSE_SHARE, DETERMINISTIC_SHARE, VARIANT_SHARE = 0.2, 0.2, 0.4
 """Of the problems: those that ask for the log-sum-exp; of the backward pass those that ask for the same bits in every
 run; those with a variant of attention, where the family has any."""
@@ -171,7 +173,7 @@ def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> di
         "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
         "appended": {"seqused": f"{min(queries, keys)}:{keys}", "appended": True},
         "varlen": {"varlen": f"1:{queries}/1:{keys}"},
-        "score": {"score": "s*gate[h]-max(q+d-k,16)/64+slope[k-q+99]", "tables": "gate:fp32:4+slope:bf16:200"}
+        "score": {"score": SCORE, "tables": "gate:fp32:4+slope:bf16:200"}
         | ({"grads": "own_gate+own_slope"} if problem.op == "backward" and problem.layout == "bshd" else {}),
         "kv": {"kv": rng.choice(EIGHT_BIT_CACHES)},
         "scales": {"scales": "head"}

@@ -9,6 +9,7 @@ import pytest
 from evoattn.correctness.cases import proof_of
 from evoattn.families.block_list import packed_mask
 from evoattn.families.registry import FAMILIES
+from evoattn.model.block_list import draw
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.rooms import ROOMS
@@ -126,8 +127,11 @@ def test_every_family_has_mutants_of_its_template_and_headers(family):
 @pytest.mark.parametrize("family", serving("block lists"))
 def test_of_three_settings_with_lists_some_read_bits_of_a_predicate(family):
     settings = settings_of(family, "block lists", 3, 4497)
-    cases = [c for s in settings for c in proof_of(s.problem).interpreter_cases(s.problem, s.config)]
-    assert any(packed_mask(case.problem) for case in cases)
+    cases = [c.problem for s in settings for c in proof_of(s.problem).interpreter_cases(s.problem, s.config)]
+    packed = [(packed_mask(p), rows, p.block_mask[0].keys) for p in cases for of in draw(*p.block_mask) for rows in of]
+    longest = {(len(rows[2].partial), 32 * bits.row_words // keys) for bits, rows, keys in packed if bits and rows[2:]}
+    assert any(partial > 1 for partial, _ in longest)
+    assert "backward" in family or any(partial > room for partial, room in longest)
     assert any(s.problem.predicate for s in settings) and any(not s.problem.predicate for s in settings)
 
 
