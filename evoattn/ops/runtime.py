@@ -279,8 +279,8 @@ class Runtime:
         choices = self.training_choices(call)
         if isinstance(choices, Refusal):
             return Refusal(f"{GRADIENTS}, and {choices.reason}")
-        assert self.platform is not None and self._kernels is not None
-        if (races := bool(choices[1].rivals)) and not self.platform.capturing():
+        assert self._kernels is not None
+        if (races := bool(choices[1].rivals)) and not self._why_no_race(choices[1], call):
             self._kernels.ahead(choices[1], call.query.get_device())
         plans = []
         for choice, of in zip(choices, (replace(call, return_lse=True), call), strict=True):

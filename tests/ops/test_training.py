@@ -580,3 +580,21 @@ def test_a_backward_pass_races_at_the_first_that_comes_and_its_winner_runs_from_
             used, grad = ran(layer())
             assert used == 1024 and all(one.isfinite().all() for one in grad) and len(clock.asked) == asked
             assert "in a race on this card" in evoattn.explain(*leaves, enable_gqa=True)
+
+
+def test_rivals_of_a_backward_pass_that_cannot_race_are_not_compiled(tmp_path, monkeypatch):
+    rival = KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": 1024})
+    monkeypatch.setattr(choice, "template_digest", lambda name: name)
+    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: None)
+    device, begun = TrainingDevice(), []
+    monkeypatch.setattr(plan.Kernels, "ahead", lambda *of: begun.append(of) or {})
+
+    def pick(problem, gpu):
+        found = pick_either(problem, gpu)
+        return found if problem.op == "forward" else dataclasses.replace(found, rivals=(rival,))
+
+    for room in (10, 1 << 40):
+        held = Race(Races(tmp_path / "races.jsonl"), FakeClock(room=room), 2)
+        with current.use(training_runtime(device, tmp_path, pick, race=held)):
+            evoattn.attention(*[tensor.requires_grad_() for tensor in tensors()], enable_gqa=True, strict=True)
+            assert len(begun) == (room > 10)
