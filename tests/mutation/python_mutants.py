@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate, chain, zip_longest
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import yaml
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_faults import faults_of
-from tests.mutation.python_lines import WATCHED, Calls, Place, place_of
+from tests.mutation.python_lines import WATCHED, Lines, Place, place_of
 from tests.mutation.rooms import ROOMS
 
 WANTED = 0.95
@@ -132,10 +132,14 @@ def preload() -> None:
 
 @dataclass(frozen=True)
 class Item:
-    """A test without a fault: its seconds, and the places that it ran, by number."""
+    """A test without a fault: its seconds, and by file the lines that it ran, as bits."""
 
     seconds: float
-    places: frozenset[int] = frozenset()
+    lines: dict[str, int]
+
+    def runs(self, place: Place | None) -> bool:
+        """Whether it runs a statement. None: each import runs it."""
+        return place is None or bool(self.lines.get(place[0], 0) & place[1])
 
 
 Items = dict[str, dict[str, Item]]
@@ -143,25 +147,29 @@ Items = dict[str, dict[str, Item]]
 
 
 class Watch:
-    """A plugin of pytest that writes a line of JSON for each test: name, whether it failed, seconds, places."""
+    """A plugin of pytest that writes a line of JSON for each test: name, whether it failed, seconds, by file the lines
+    that it ran."""
 
-    def __init__(self, said: Path, calls: Calls) -> None:
-        self._said, self._calls, self._failed, self._seconds = said, calls, False, 0.0
+    def __init__(self, said: Path, lines: Lines | None) -> None:
+        self._said, self._lines, self._failed, self._seconds = said, lines, False, 0.0
 
     def pytest_runtest_logstart(self) -> None:
-        self._calls.take()
+        self._take()
         self._failed, self._seconds = False, 0.0
+
+    def _take(self) -> dict[str, str]:
+        return self._lines.take() if self._lines else {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._failed |= report.failed
         self._seconds += report.duration
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._say(nodeid, self._failed, self._seconds, self._calls.take())
+        self._say(nodeid, self._failed, self._seconds, self._take())
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._say(report.nodeid, True, 0.0, [])
+            self._say(report.nodeid, True, 0.0, {})
 
     def _say(self, *words: object) -> None:
         with self._said.open("a") as file:
@@ -182,8 +190,8 @@ class Chosen:
 
 
 def run_tests(copied: Path, words: list[str], limit: float, items: list[str] | None = None, watch: bool = False) -> str:
-    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process, which ends with the first test
-    that fails. `items`: these alone, in this order. `watch`: all of them, with what they run: see `Watch`."""
+    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process. `items`: these alone, in this
+    order. `watch`: with the lines that they run: see `Watch`."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -210,7 +218,7 @@ def run_tests(copied: Path, words: list[str], limit: float, items: list[str] | N
 
 
 def said_in(copied: Path) -> Path:
-    """The file of what a watched run of tests in a copy says."""
+    """The file of what `Watch` says of tests in a copy."""
     return copied.with_name("said.jsonl")
 
 
@@ -228,14 +236,12 @@ def _pytest(copied: Path, words: list[str], items: list[str] | None, watch: bool
     os.environ["PYTHONPATH"] = os.pathsep.join([*starter, str(copied), *THEIRS])
     os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
     sys.dont_write_bytecode = True
+    ran = copied.with_name("ran.txt")
     plugins: list[Any] = [Chosen(items)] if items is not None else []
     if watch:
-        ran = copied.with_name("ran.txt")
-        os.environ[WATCHED] = str(copied.with_name("watched.json"))
-        Path(os.environ[WATCHED]).write_text(json.dumps([str(copied), str(ran), _PLACES]))
-        plugins.append(Watch(said_in(copied), Calls(copied, ran, _PLACES)))
-    once = "--continue-on-collection-errors" if watch else "-x"
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", once, *words], plugins)
+        os.environ[WATCHED] = f"{copied}:{ran}"
+    plugins.append(Watch(said_in(copied), Lines(copied, ran) if watch else None))
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *words], plugins)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
@@ -262,50 +268,62 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
     return sorted(tests, key=place)
 
 
-def in_turns(mutant: Mutant, place: int | None, tests: list[str], copied: Path) -> list[list[str]]:
-    """The tests that are to notice it, the quickest first, in two turns: those of the nearest files, then those of
-    others. They are tests that run the place; in the second turn, since what is kept from an earlier call is not run
-    again, all of the nearest files too. `place`: None if each import runs it: then those of the room's `tests`."""
+def in_turns(mutant: Mutant, place: Place | None, tests: list[str], copied: Path) -> list[list[str]]:
+    """The tests that are to notice it, the quickest first, in two turns: the quickest of the nearest files, then the
+    others and those of files further away. They are tests that run the place; in the second turn, since what is kept
+    from an earlier call is not run again, all of the nearest files too. `place`: None if each import runs it: then
+    those of the room's `tests`."""
     running = {
-        file: [name for name, item in some.items() if place in item.places or place is None]
+        file: [name for name, item in some.items() if item.runs(place)]
         for file, some in _ITEMS.items()
         if place is not None or file in tests
     }
     files = nearest_first(mutant, (file for file, some in running.items() if some), copied)
     near = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_NEAR]
-    first = _within_seconds(name for file in files[:MOST_FILES] for name in running[file])
-    more = [name for file in files[MOST_FILES : 4 * MOST_FILES] for name in running[file]]
+    first = _within(FIRST_SECONDS, (name for file in files[:MOST_FILES] for name in running[file]))
+    more = [name for file in files[: 4 * MOST_FILES] for name in running[file]]
     more += [name for file in (*files[:MOST_FILES], *near) for name in _ITEMS[file]]
-    return [first, _within_seconds({name: None for name in more if name not in {*first}})]
+    return [first, _within(MOST_SECONDS, {name: None for name in more if name not in {*first}})]
 
 
-def _within_seconds(names: Iterable[str]) -> list[str]:
-    """The quickest of some tests, as many as end within `MOST_SECONDS`."""
-    quickest = sorted((_ITEMS[name.split("::")[0]][name].seconds, name) for name in names)
-    return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < MOST_SECONDS]
+def _within(seconds: float, names: Iterable[str]) -> list[str]:
+    """The quickest of some tests, as many as end within so many seconds."""
+    quickest = sorted((_ITEMS[file_of(name)][name].seconds, name) for name in names)
+    return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < seconds]
 
 
 MOST_FILES, MOST_NEAR = 8, 3
 """Files of tests in the first turn; files of which all tests run in the second one."""
-MOST_SECONDS = 50.0
+FIRST_SECONDS, MOST_SECONDS = 12.0, 50.0
 """Of the tests of a turn, without a fault."""
 
 
-def notice(mutant: Mutant, place: int | None, tests: list[str], copied: Path, deep: bool) -> str:
-    """What becomes of it in the first turn of tests. `deep`: in the second one."""
-    names = in_turns(mutant, place, tests, copied)[int(deep)]
-    seconds = sum(_ITEMS[name.split("::")[0]][name].seconds for name in names)
-    files = [*dict.fromkeys(name.split("::")[0] for name in names)]
-    verdict = run_tests(copied, ["-m", MARKED, *files], 25.0 + 4 * seconds, names) if names else "passed"
-    return {"failed": KILLED, "timeout": TIMEOUT}.get(verdict, SURVIVED if deep else PASSED)
+def file_of(test: str) -> str:
+    """The file of a test's name, which may be a file's too."""
+    return test.split("::")[0]
+
+
+def run_items(copied: Path, names: list[str], once: bool) -> tuple[str, list[str]]:
+    """What `run_tests` says of these tests, and the names of those that failed, or of their files."""
+    seconds = sum(_ITEMS[file_of(name)][name].seconds for name in names)
+    said_in(copied).unlink(missing_ok=True)
+    words = ["-x"] if once else []
+    verdict = run_tests(copied, [*words, "-m", MARKED, *dict.fromkeys(map(file_of, names))], 25.0 + 4 * seconds, names)
+    return verdict, [name for name, failed, *_ in rows_of(said_in(copied)) if failed]
+
+
+def unsound(names: list[str]) -> list[str]:
+    """Those of some tests, or files of them, that fail without a fault on this machine."""
+    [copied] = _COPIES
+    every = {one: None for name in names for one in ([name] if "::" in name else _ITEMS[name])}
+    failed = run_items(copied, [*every], once=False)[1]
+    return [name for name in names if name in failed or file_of(name) in failed]
 
 
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
 """Folders of packages, besides Python's own."""
 _COPIES: list[Path] = []
 """This process's copy of the tracked files."""
-_PLACES: list[Place] = []
-"""What the tests are watched for."""
 _ITEMS: Items = {}
 """What they ran; processes that judge have it as it was when they began."""
 
@@ -340,33 +358,57 @@ def _begin(folder: Path) -> None:
     starter.write_text("from tests.mutation.python_lines import watch_this_process\n\nwatch_this_process()\n")
 
 
-def sound_file(file: str) -> tuple[Items, list[str]]:
-    """A file's tests as they are without a fault, and what is left out, as it fails."""
+def rows_of(file: Path) -> list[Any]:
+    """The lines of a file of JSON, if there is one; the last may be cut off."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def watched_file(file: str) -> list[Any]:
+    """By test of a file what `Watch` says of it, as it is without a fault."""
     [copied] = _COPIES
     said_in(copied).unlink(missing_ok=True)
     copied.with_name("ran.txt").unlink(missing_ok=True)
-    verdict = run_tests(copied, ["-m", MARKED, file], 600.0, watch=True)
-    rows = [json.loads(line) for line in said_in(copied).read_text().splitlines()] if said_in(copied).exists() else []
-    found = {name: Item(seconds, frozenset(places)) for name, failed, seconds, places in rows if not failed}
-    left_out = [name for name, failed, *_ in rows if failed]
-    if verdict == "timeout" or (verdict == "failed" and not left_out):  # pytest itself fell over
-        return {}, [file]
-    return {file: found}, left_out
+    run_tests(copied, ["--continue-on-collection-errors", "-m", MARKED, file], 600.0, watch=True)
+    return [*rows_of(said_in(copied)), [file, True, 0.0, {}]]
 
 
-def judge(room: str, mutant: Mutant, place: int | None, deep: bool) -> dict[str, Any]:
-    """A row of JSON: the mutant, and what became of it."""
+def watch(mutants: Iterable[Mutant], tests: Iterable[str], jobs: int, kept: Path | None) -> None:
+    """Know what the tests run: those that the file has, or `tests` and those that import a module with a mutant."""
+    rows = rows_of(kept) if kept else []
+    files = {} if kept and kept.exists() else dict.fromkeys(tests) | importers(mutants)
+    with copies(jobs) as pool:
+        for some in pool.map(watched_file, sorted(files, key=lambda file: -(ROOT / file).stat().st_size)):
+            rows += some
+            if kept:
+                with kept.open("a") as file:
+                    file.write("".join(json.dumps(row) + "\n" for row in some))
+    for name, failed, seconds, lines in rows:
+        if not failed:
+            ran = {file: int(bits, 16) for file, bits in lines.items()}
+            _ITEMS.setdefault(file_of(name), {})[name] = Item(seconds, ran)
+        elif "::" in name:
+            print(f"    left out, as it fails: {name}", flush=True)
+
+
+def judge(room: str, mutant: Mutant, place: Place | None, deep: bool, bad: frozenset[str]) -> dict[str, Any]:
+    """A row of JSON: the mutant, and what became of it in a turn of tests, the second one if `deep`, without the bad
+    ones."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
     honest = file.read_text()
+    names = in_turns(mutant, place, files_of(room, copied), copied)[int(deep)]
+    names = [name for name in names if name not in bad and file_of(name) not in bad]
     file.write_text(mutant.source)
     try:
-        verdict = notice(mutant, place, files_of(room, copied), copied, deep)
+        said, failed = run_items(copied, names, once=True) if names else ("passed", [])
     finally:
         file.write_text(honest)
     where = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
     where["text"] = honest.splitlines()[mutant.line - 1].strip()
-    where["run_by"] = sum(place in item.places for some in _ITEMS.values() for item in some.values())
+    where["run_by"] = sum(item.runs(place) for some in _ITEMS.values() for item in some.values())
+    where["by"] = failed[0] if failed else ""
+    verdict = {"failed": KILLED, "timeout": TIMEOUT}.get(said, SURVIVED if deep else PASSED)
     return {"room": room, "verdict": verdict, "number": mutant.number, **where, "s": round(time.monotonic() - started)}
 
 
@@ -381,47 +423,79 @@ def copy_tracked(folder: Path) -> Path:
     return folder
 
 
-def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
-    """Run all mutants but those that `out` has, the rooms in turn, each process on its copy of the tracked files; a
-    line for each, and the table at the end; 1 if the tests of a room notice too few."""
+def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None, ran: Path | None = None) -> int:
+    """Run all mutants but those that `out` has, room after room, first turns of tests before second ones, each process
+    on its copy of the tracked files; a line for each, and the table at the end; 1 if the tests of a room notice too
+    few. `ran`: see `watch`."""
     preload()
-    lines = out.read_text().splitlines() if out and out.exists() else []
-    rows = {(row["room"], row["number"]): row for row in map(json.loads, lines)}
-    turns = zip_longest(*([(room, mutant) for mutant in mutants[room]] for room in mutants))
-    left = [(room, m, rows.get((room, m.number))) for room, m in filter(None, chain.from_iterable(turns))]
+    rows = {(row["room"], row["number"]): row for row in (rows_of(out) if out else [])}
+    left = [(room, m, rows.get((room, m.number))) for room in mutants for m in mutants[room]]
     asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
-    places = {m: m.place() for _, m, _ in asked}
-    _PLACES[:] = dict.fromkeys(place for place in places.values() if place)
-    numbers = {place: number for number, place in enumerate(_PLACES)}
-    files = {test: None for room in mutants for test in files_of(room, ROOT)} | importers(places)
-    with copies(jobs) as pool:
-        for found, left_out in pool.map(sound_file, sorted(files, key=lambda file: -(ROOT / file).stat().st_size)):
-            _ITEMS.update(found)
-            print(*(f"    left out, as it fails: {test}\n" for test in left_out), sep="", end="", flush=True)
+    watch([m for _, m, _ in asked], [test for room in mutants for test in files_of(room, ROOT)], jobs, ran)
     if not _ITEMS:
         raise RuntimeError("No test ran.")
     seconds = sum(item.seconds for some in _ITEMS.values() for item in some.values())
     print(f"{seconds:.0f} s without a fault", flush=True)
     with copies(jobs) as pool:
-
-        def ask(room: str, mutant: Mutant, deep: bool) -> None:
-            place = numbers.get(places[mutant]) if places[mutant] else None
-            pending[pool.submit(judge, room, mutant, place, deep)] = room, mutant
-
-        pending: dict[Any, tuple[str, Mutant]] = {}
-        for one in asked:
-            ask(*one)
-        while pending:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                (room, mutant), row = pending.pop(future), future.result()
-                rows[room, mutant.number] = row
-                print("{room:12} {verdict:13} {s:4} s {number:4} {file}:{line}: {change}".format(**row), flush=True)
-                if out:
-                    with out.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-                if row["verdict"] == PASSED:
-                    ask(room, mutant, True)
+        for row in Judges(pool, asked).rows():
+            rows[row["room"], row["number"]] = row
+            print("{room:12} {verdict:13} {s:4} s {number:4} {file}:{line}: {change}".format(**row), flush=True)
+            if out:
+                with out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
     return table(list(rows.values()))
+
+
+Asked = tuple[str, Mutant, bool]
+"""A room, a mutant of it, and whether it is its second turn."""
+
+
+class Judges:
+    """Processes that judge mutants. That a test fails counts once it has passed without a fault."""
+
+    def __init__(self, pool: ProcessPoolExecutor, asked: Iterable[Asked]) -> None:
+        self._pool, self._pending = pool, dict[Any, Asked | list[str]]()
+        self._sound, self._bad, self._waiting = {""}, frozenset[str](), dict[str, list[tuple[Asked, dict[str, Any]]]]()
+        for one in asked:
+            self._ask(one)
+
+    def _ask(self, one: Asked) -> None:
+        room, mutant, deep = one
+        self._pending[self._pool.submit(judge, room, mutant, mutant.place(), deep, self._bad)] = one
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """What became of each, as it is known."""
+        while self._pending:
+            for future in wait(self._pending, return_when=FIRST_COMPLETED).done:
+                one, found = self._pending.pop(future), future.result()
+                yield from self._tried(one, found) if isinstance(one, list) else self._judged(one, found)
+            tried = {name for one in self._pending.values() if isinstance(one, list) for name in one}
+            new = [name for name in self._waiting if name not in tried]
+            if len(new) >= MOST_TRIED or (new and not self._pending):
+                self._pending[self._pool.submit(unsound, new)] = new
+
+    def _tried(self, names: list[str], failed: list[str]) -> Iterator[dict[str, Any]]:
+        """Of tests that noticed something which of them fail without a fault."""
+        self._bad |= {*failed}
+        self._sound |= {*names} - self._bad
+        for name in names:
+            for one, row in self._waiting.pop(name):
+                yield from self._judged(one, row)
+        print(*(f"    left out, as it fails: {name}\n" for name in failed), sep="", end="", flush=True)
+
+    def _judged(self, one: Asked, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if row["by"] in self._bad:
+            self._ask(one)
+        elif row["by"] not in self._sound:
+            self._waiting.setdefault(row["by"], []).append((one, row))
+        else:
+            if row["verdict"] == PASSED:
+                self._ask((row["room"], one[1], True))
+            yield row
+
+
+MOST_TRIED = 40
+"""Tests that are tried without a fault at once."""
 
 
 @cache
