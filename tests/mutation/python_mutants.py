@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -307,8 +307,8 @@ def run_items(copied: Path, names: list[str], once: bool) -> tuple[str, list[str
     """What `run_tests` says of these tests, and the names of those that failed, or of their files."""
     seconds = sum(_ITEMS[file_of(name)][name].seconds for name in names)
     said_in(copied).unlink(missing_ok=True)
-    words = ["-x"] if once else []
-    verdict = run_tests(copied, [*words, "-m", MARKED, *dict.fromkeys(map(file_of, names))], 25.0 + 4 * seconds, names)
+    words = [*(["-x"] if once else []), *dict.fromkeys(map(file_of, names))]
+    verdict = run_tests(copied, words, 25.0 + 4 * seconds, names)
     return verdict, [name for name, failed, *_ in rows_of(said_in(copied)) if failed]
 
 
@@ -374,15 +374,17 @@ def watched_file(file: str) -> list[Any]:
 
 
 def watch(mutants: Iterable[Mutant], tests: Iterable[str], jobs: int, kept: Path | None) -> None:
-    """Know what the tests run: those that the file has, or `tests` and those that import a module with a mutant."""
+    """Know what these files of tests run, and those that import a module with a mutant: by the file of an earlier run,
+    to which others are added."""
     rows = rows_of(kept) if kept else []
-    files = {} if kept and kept.exists() else dict.fromkeys(tests) | importers(mutants)
+    files = (dict.fromkeys(tests) | importers(mutants)).keys() - {file_of(name) for name, *_ in rows}
     with copies(jobs) as pool:
-        for some in pool.map(watched_file, sorted(files, key=lambda file: -(ROOT / file).stat().st_size)):
-            rows += some
+        largest_first = sorted(files, key=lambda file: -(ROOT / file).stat().st_size)
+        for future in as_completed(pool.submit(watched_file, file) for file in largest_first):
+            rows += future.result()
             if kept:
                 with kept.open("a") as file:
-                    file.write("".join(json.dumps(row) + "\n" for row in some))
+                    file.write("".join(json.dumps(row) + "\n" for row in future.result()))
     for name, failed, seconds, lines in rows:
         if not failed:
             ran = {file: int(bits, 16) for file, bits in lines.items()}
