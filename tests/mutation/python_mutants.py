@@ -377,7 +377,7 @@ def watch(mutants: Iterable[Mutant], tests: Iterable[str], jobs: int, kept: Path
     """Know what these files of tests run, and those that import a module with a mutant: by the file of an earlier run,
     to which others are added."""
     rows = rows_of(kept) if kept else []
-    files = (dict.fromkeys(tests) | importers(mutants)).keys() - {file_of(name) for name, *_ in rows}
+    files = (dict.fromkeys(tests) | importers(mutants)).keys() - {name for name, *_ in rows}
     with copies(jobs) as pool:
         largest_first = sorted(files, key=lambda file: -(ROOT / file).stat().st_size)
         for future in as_completed(pool.submit(watched_file, file) for file in largest_first):
