@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, as_completed, wait
 from dataclasses import dataclass
@@ -456,10 +456,8 @@ class Judges:
     """Processes that judge mutants. That a test fails counts once it has passed without a fault."""
 
     def __init__(self, pool: ProcessPoolExecutor, asked: Iterable[Asked]) -> None:
-        self._pool, self._pending = pool, dict[Any, Asked | list[str]]()
+        self._pool, self._pending, self._asked = pool, dict[Any, Asked | list[str]](), deque(asked)
         self._sound, self._bad, self._waiting = {""}, frozenset[str](), dict[str, list[tuple[Asked, dict[str, Any]]]]()
-        for one in asked:
-            self._ask(one)
 
     def _ask(self, one: Asked) -> None:
         room, mutant, deep = one
@@ -467,13 +465,15 @@ class Judges:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """What became of each, as it is known."""
-        while self._pending:
+        while self._asked or self._pending:
+            while self._asked and len(self._pending) < MOST_PENDING:
+                self._ask(self._asked.popleft())
             for future in wait(self._pending, return_when=FIRST_COMPLETED).done:
                 one, found = self._pending.pop(future), future.result()
                 yield from self._tried(one, found) if isinstance(one, list) else self._judged(one, found)
             tried = {name for one in self._pending.values() if isinstance(one, list) for name in one}
             new = [name for name in self._waiting if name not in tried]
-            if len(new) >= MOST_TRIED or (new and not self._pending):
+            if len(new) >= MOST_TRIED or (new and not self._asked):
                 self._pending[self._pool.submit(unsound, new)] = new
 
     def _tried(self, names: list[str], failed: list[str]) -> Iterator[dict[str, Any]]:
@@ -487,17 +487,17 @@ class Judges:
 
     def _judged(self, one: Asked, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if row["by"] in self._bad:
-            self._ask(one)
+            self._asked.append(one)
         elif row["by"] not in self._sound:
             self._waiting.setdefault(row["by"], []).append((one, row))
         else:
             if row["verdict"] == PASSED:
-                self._ask((row["room"], one[1], True))
+                self._asked.append((row["room"], one[1], True))
             yield row
 
 
-MOST_TRIED = 40
-"""Tests that are tried without a fault at once."""
+MOST_TRIED, MOST_PENDING = 20, 64
+"""Tests that are tried without a fault at once; mutants that the processes have been asked for."""
 
 
 @cache
