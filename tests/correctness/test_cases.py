@@ -176,6 +176,10 @@ def test_row_blocks_of_several_heads_take_turns_on_a_few_sms(block_m):
     assert part.heads > 1 and part.seqlen_q > block_m
     tiles = part.heads * -(-part.seqlen_q // block_m)
     assert small.sms and 1 < small.sms < tiles
+    genes = {"BLOCK_M": block_m, "BLOCK_N": 32, "SCHEDULE": "balanced", "TILE_ORDER": "by_head", "GROUP_ROWS": True}
+    cases = interpreter_cases(problem, KernelConfig("flash_wgmma", genes))
+    [pairs] = [case.problem for case in cases if case.name == "gangs"]
+    assert -(-pairs.group_size * pairs.seqlen_q // block_m) == 2
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
@@ -185,11 +189,12 @@ def test_tiles_of_keys_that_have_one_and_that_lack_one(mask, splits):
     assert many.seqlen_k % 32 == 1 and single.seqlen_k % 32 == 31
 
 
-def test_rows_of_a_bias_that_end_with_the_last_key():
+@pytest.mark.parametrize("block_n", [32, 256])
+def test_rows_of_a_bias_that_end_with_the_last_key(block_n):
     problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", bias="bhs")
-    config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": 32})
+    config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": block_n})
     [extreme] = [small.problem for small in interpreter_cases(problem, config) if small.kind == "extreme_terms"]
-    assert extreme.seqlen_k % 8 == 0 and extreme.seqlen_k % 32
+    assert extreme.seqlen_k % 8 == 0 and extreme.seqlen_k % block_n and extreme.seqlen_k > 2 * block_n
 
 
 @pytest.mark.parametrize("tile", [16, 128])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evoattn.cost import correction
 from evoattn.cost.correction import ANYWHERE, NONE, Correction, class_of, forget, name_of, of_row, put
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
@@ -79,16 +80,36 @@ def test_a_kernel_s_own_part_multiplies_its_score_alone():
     assert after == pytest.approx([before[0] * math.exp(0.2), before[1]]), "timed on other classes"
 
 
+LEAF = {"to_right": [0], "question": [], "feature": [], "threshold": [], "missing_left": [], "value": [0.5]}
+ROW = {
+    "trees": {"flash_mma": LEAF | {"names": [], "depth": 0, "base": 0.0, "roots": [0]}},
+    "left_out": {},
+    "kernels": {},
+}
+SPLIT = {"to_right": [2, 0, 0], "question": [1], "feature": [0, 0], "threshold": [1.0, 2.0], "missing_left": [0.0, 0.0]}
+SPLIT |= {"names": ["stages"], "value": [0.5, 0.7], "depth": 1, "base": 0.0, "roots": [0]}
+
+
+@pytest.mark.parametrize("name", ["question", "value", "threshold", "missing_left"])
+def test_a_tree_has_as_many_numbers_of_each_kind_as_it_asks_for(name):
+    assert of_row(ROW | {"trees": {"flash_mma": SPLIT}}).trees
+    for other in (SPLIT[name][1:], [*SPLIT[name], SPLIT[name][0]]):
+        with pytest.raises(ValueError, match="is no table of trees"):
+            of_row(ROW | {"trees": {"flash_mma": SPLIT | {name: other}}})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"correction": 1}'])
+def test_a_file_that_says_something_else_corrects_nothing(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(correction, "calibration_folder", lambda gpu: tmp_path)
+    (tmp_path / correction.FILE).write_text(text)
+    forget()
+    assert correction.correction_of(GPUS["l4"]) is NONE
+    forget()
+
+
 def test_trees_of_a_calibration_multiply_scores():
     """One leaf, of half a logarithm."""
-    columns = {"to_right": [0], "question": [], "feature": [], "threshold": [], "missing_left": [], "value": [0.5]}
-    own = of_row(
-        {
-            "trees": {"flash_mma": columns | {"names": [], "depth": 0, "base": 0.0, "roots": [0]}},
-            "left_out": {},
-            "kernels": {},
-        }
-    )
+    own = of_row(ROW)
     problem, l4 = AttentionProblem(1, 8, 8, 1024, 1024, 64), GPUS["l4"]
     some = load_space("flash_mma", l4).starting_configs()[:2]
     before, after = scores(problem, some, l4, correction=NONE), scores(problem, some, l4, correction=own)

@@ -116,13 +116,13 @@ def test_a_step_has_its_scale_its_soft_cap_and_its_sinks():
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
-@pytest.mark.parametrize("places", (30, 32))
-def test_padded_places_say_what_a_mask_does(places, dtype):
-    padding = torch.ones(3, 21, dtype=torch.bool)
-    padding[1, :7] = padding[2, 3:5] = False
+@pytest.mark.parametrize("places, said", [(30, 21), (32, 21), (30, 40)])
+def test_padded_places_say_what_a_mask_does(places, said, dtype):
+    padding = torch.ones(3, said, dtype=torch.bool)
+    padding[1, :7] = padding[2, 3:5] = padding[:, 21:] = False
     seen = places_of(padded_places(3, torch.tensor(20), padding, places, dtype), 3, places, dtype)
     assert seen.filled.tolist() == [21] * 3 and seen.bias.dtype == dtype
-    expected = torch.nn.functional.pad(padding, (0, places - 21))
+    expected = torch.nn.functional.pad(padding, (0, places - said))
     assert torch.equal(seen.as_mask(1, places), expected[:, None, None])
 
 

@@ -97,7 +97,7 @@ EXPRESSIONS = {
         20 * math.tanh(s / 20) + math.exp(-abs(s)) - math.log(1 + s * s)
     ),
     "where(0 <= q - k < 3, sqrt(s * s), -s)": lambda s, b, h, q, k: abs(s) if 0 <= q - k < 3 else -s,
-    "s * (b + 1) - -2": lambda s, b, h, q, k: s * (b + 1) + 2,
+    "s * (b + exp(1)) - -2": lambda s, b, h, q, k: s * (b + math.e) + 2,
     "where((b == 0) | (h > 1), s, 1)": lambda s, b, h, q, k: s if b == 0 or h > 1 else 1,
     "erf(s) + sin(s) * cos(k) + pow(1 + abs(s), 1.5)": lambda s, b, h, q, k: (
         math.erf(s) + math.sin(s) * math.cos(k) + (1 + abs(s)) ** 1.5

@@ -29,7 +29,9 @@ def by_torch(call, score_mod, mask):
 
 F, PAIR = torch.nn.functional, torch.ones(2)
 OPERATIONS = {
-    "numbers": lambda s, q, k: torch.rsub(s, 3.0, alpha=2) + torch.add(s, q, alpha=2) - torch.sub(k, s, alpha=0.5) - 0,
+    "numbers": lambda s, q, k: (
+        torch.rsub(s, 3.0, alpha=2) + torch.add(s, q, alpha=2) - torch.sub(k, s, alpha=0.5) - 0 - -1
+    ),
     "remainders": lambda s, q, k: s % 0.7 + (q - 2 * k) % 5 + torch.remainder(-s, 1.3) + torch.remainder(q + 1, k + 2),
     "quotients": lambda s, q, k: (
         s // 0.7 + (q - 2 * k) // 3 + torch.div(q, k + 1) + torch.div(s, 2, rounding_mode="floor")

@@ -105,6 +105,9 @@ def test_a_kernel_makes_what_the_expressions_make(device, kv, granularity):
     k, v = given(), given(rows=300, layout="bshd")
     k8, v8, k_scale, v_scale = evoattn.quantize_kv(k, v, dtype, granularity)
     assert device.launches.count("quantize") >= 2 and device.loads == 1  # one kernel, checked first, for both
+    before = len(device.launches)
+    evoattn.quantize_kv(k, k, dtype, granularity)
+    assert device.launches[before:].count("quantize") == 1 and device.loads == 1
     for x, numbers, scale in ((k, k8, k_scale), (v, v8, v_scale)):
         right = quantize_by_torch(x, Wanted(dtype, granularity, 2))
         assert torch.equal(numbers.float(), right.numbers.float()) and torch.equal(scale.view(-1), right.scale.view(-1))
