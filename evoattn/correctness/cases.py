@@ -78,10 +78,7 @@ def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1
         return [fitted(problem.with_(seqlen_q=last + 1, seqlen_k=last + tile + 3), 0, 0)]
     if mask.corner == "upper_left":
         square = problem.with_(seqlen_q=side, seqlen_k=side)
-        return [
-            windowed(square, past, ahead)
-            for past, ahead in ((3 * tile - 2, tile - 2), (3 * tile + 1, 1), (3 * tile - 1, 3))
-        ]
+        return [windowed(square, past, 0) for past in (3 * tile - 2, 3 * tile + 1, 3 * tile - 1)]
     found = []
     for end, begin, ahead in ((-2, 2, tile - 2), (1, -1, 1), (-1, 1, 3)):
         ahead = 0 if MASKS[problem.mask].causal else ahead

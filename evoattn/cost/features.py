@@ -126,7 +126,7 @@ def _lengths(problem: AttentionProblem) -> tuple[dict[int, int], dict[int, int]]
     """How many sequences have how many queries, and how many keys; those without a query do no work."""
     if not problem.varlen and not problem.seqused:
         return {problem.seqlen_q: problem.batch}, {problem.seqlen_k: problem.batch}
-    found = [lengths for lengths in problem.sequences if lengths[0]] or [(1, 1)]
+    found = [lengths for lengths in problem.sequences if lengths[0]]
     return Counter(rows for rows, _ in found), Counter(max(1, keys) for _, keys in found)
 
 

@@ -224,7 +224,7 @@ def _own_scale(call: Call) -> float | None:
     """The scale where it is not that of the head_dim: kernels of the backward pass multiply by it in several places,
     so that the problem says it."""
     usual = 1 / math.sqrt(call.query.shape[3])
-    return None if call.scale is None or math.isclose(call.scale, usual, rel_tol=1e-9) else float(call.scale)
+    return None if call.scale is None or math.isclose(call.scale, usual) else float(call.scale)
 
 
 def expected(call: Call) -> Backward:
