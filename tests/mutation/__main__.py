@@ -59,9 +59,9 @@ def _is_sound(setting: Setting, seed: int) -> tuple[Setting, str]:
     return setting, "" if verdict == SURVIVED else reason
 
 
-def sound_settings(families: list[str], seed: int, count: int, gpu: str | None, jobs: int) -> dict[str, list[Setting]]:
+def sound_settings(families: list[str], seed: int, count: int, jobs: int) -> dict[str, list[Setting]]:
     """By family the settings in which its mutants are judged."""
-    draw = partial(drawn_settings, count=count, seed=seed, only=gpu)
+    draw = partial(drawn_settings, count=count, seed=seed)
     drawn = [setting for settings in in_processes(jobs, draw, families) for setting in settings]
     by_family: dict[str, list[Setting]] = {family: [] for family in families}
     for setting in in_processes(jobs, with_lines, drawn):
@@ -91,11 +91,11 @@ def _judge(named: tuple[str, Mutant], seed: int) -> tuple[Verdict, float]:
 
 
 def run(
-    mutants: Mapping[str, Sequence[Mutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
+    mutants: Mapping[str, Sequence[Mutant]], seed: int, settings: int, jobs: int, out: Path | None
 ) -> list[Verdict]:
     """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
     families = [family for family in mutants if mutants[family]]
-    _SETTINGS.update(sound_settings(families, seed, settings, gpu, jobs))
+    _SETTINGS.update(sound_settings(families, seed, settings, jobs))
     return judged(mutants, seed, jobs, out)
 
 
@@ -204,13 +204,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--settings", type=int, default=SETTINGS, help="configs per family")
     parser.add_argument("--match", default="", help="only mutants whose description this matches")
-    parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--variant", action="store_true", help="on the lines of variants; names are those of variants")
     parser.add_argument("--family", nargs="+", choices=sorted(FAMILIES), help="with --variant: only these")
     parser.add_argument("--python", action="store_true", help="faults in evoattn's own Python, run by its tests")
     parser.add_argument("--ran", type=Path, metavar="FILE", help="with --python: kept there, what each test runs")
-    parser.add_argument("--only", type=int, nargs="*", help="with --python: numbers of mutants to run")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
@@ -228,7 +226,7 @@ def main() -> int:
         left = python_mutants.survivors_of(words.again) if words.again else None
         drawn = left or {room: python_mutants.sample(room, words.count, words.seed) for room in names}
         names = [room for room in names if room in drawn]
-        wanted = {room: [m for m in drawn[room] if not words.only or m.number in words.only] for room in names}
+        wanted = {room: drawn[room] for room in names}
         return listed(wanted) if words.list else python_mutants.run(wanted, words.jobs, words.out, words.ran)
     if words.variant:
         found = run_variants(words)
@@ -243,7 +241,7 @@ def main() -> int:
             chosen[family] = [m for m in mutants[: words.count] if m.key not in known]
     if words.list:
         return listed(chosen)
-    return show(run(chosen, words.seed, words.settings, words.gpu, words.jobs, words.out))
+    return show(run(chosen, words.seed, words.settings, words.jobs, words.out))
 
 
 if __name__ == "__main__":  # tests of --python spawn workers, which import this file again

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, as_completed, wait
 from dataclasses import dataclass
@@ -303,21 +303,28 @@ def file_of(test: str) -> str:
     return test.split("::")[0]
 
 
-def run_items(copied: Path, names: list[str], once: bool) -> tuple[str, list[str]]:
-    """What `run_tests` says of these tests, and the names of those that failed, or of their files."""
+def run_items(copied: Path, names: list[str]) -> tuple[str, str]:
+    """What `run_tests` says of these tests, and the first of them that fails, or its file."""
     seconds = sum(_ITEMS[file_of(name)][name].seconds for name in names)
     said_in(copied).unlink(missing_ok=True)
-    words = [*(["-x"] if once else []), *dict.fromkeys(map(file_of, names))]
-    verdict = run_tests(copied, words, 25.0 + 4 * seconds, names)
-    return verdict, [name for name, failed, *_ in rows_of(said_in(copied)) if failed]
+    verdict = run_tests(copied, ["-x", *dict.fromkeys(map(file_of, names))], 25.0 + 4 * seconds, names)
+    return verdict, next((name for name, failed, *_ in rows_of(said_in(copied)) if failed), "")
 
 
-def unsound(names: list[str]) -> list[str]:
-    """Those of some tests, or files of them, that fail without a fault on this machine."""
-    [copied] = _COPIES
-    every = {one: None for name in names for one in ([name] if "::" in name else _ITEMS[name])}
-    failed = run_items(copied, [*every], once=False)[1]
-    return [name for name in names if name in failed or file_of(name) in failed]
+def fails_anyway(name: str, copied: Path) -> bool:
+    """Whether a test, or one of a file's, fails on this machine without a fault: all processes keep what they found."""
+    found = {name: word for word, name in (line.split(" ", 1) for line in lines_in(tried_in(copied)))}
+    if name not in found:
+        failed = run_items(copied, [name] if "::" in name else [*_ITEMS[name]])[1]
+        found[name] = "fails" if failed else "passes"
+        with tried_in(copied).open("a") as file:
+            file.write(f"{found[name]} {name}\n")
+    return found[name] == "fails"
+
+
+def tried_in(copied: Path) -> Path:
+    """A file of all copies: which tests pass without a fault, and which do not."""
+    return copied.parents[1] / "tried.txt"
 
 
 THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
@@ -358,10 +365,14 @@ def _begin(folder: Path) -> None:
     starter.write_text("from tests.mutation.python_lines import watch_this_process\n\nwatch_this_process()\n")
 
 
-def rows_of(file: Path) -> list[Any]:
-    """The lines of a file of JSON, if there is one; the last may be cut off."""
+def lines_in(file: Path) -> list[str]:
+    """The lines of a file, if there is one; without the last one, if it is cut off."""
     text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def rows_of(file: Path) -> list[Any]:
+    return [json.loads(line) for line in lines_in(file)]
 
 
 def watched_file(file: str) -> list[Any]:
@@ -393,23 +404,26 @@ def watch(mutants: Iterable[Mutant], tests: Iterable[str], jobs: int, kept: Path
             print(f"    left out, as it fails: {name}", flush=True)
 
 
-def judge(room: str, mutant: Mutant, place: Place | None, deep: bool, bad: frozenset[str]) -> dict[str, Any]:
-    """A row of JSON: the mutant, and what became of it in a turn of tests, the second one if `deep`, without the bad
-    ones."""
+def judge(room: str, mutant: Mutant, place: Place | None, deep: bool) -> dict[str, Any]:
+    """A row of JSON: the mutant, and what became of it in a turn of tests, the second one if `deep`."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
-    honest = file.read_text()
-    names = in_turns(mutant, place, files_of(room, copied), copied)[int(deep)]
-    names = [name for name in names if name not in bad and file_of(name) not in bad]
-    file.write_text(mutant.source)
-    try:
-        said, failed = run_items(copied, names, once=True) if names else ("passed", [])
-    finally:
-        file.write_text(honest)
+    honest, names = file.read_text(), in_turns(mutant, place, files_of(room, copied), copied)[int(deep)]
+    said, by = "passed", ""
+    while names:
+        file.write_text(mutant.source)
+        try:
+            said, by = run_items(copied, names)
+        finally:
+            file.write_text(honest)
+        if not by or not fails_anyway(by, copied):
+            break
+        print(f"    left out, as it fails: {by}", flush=True)
+        said, names = "passed", [name for name in names if by not in (name, file_of(name))]
     where = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
     where["text"] = honest.splitlines()[mutant.line - 1].strip()
     where["run_by"] = sum(item.runs(place) for some in _ITEMS.values() for item in some.values())
-    where["by"] = failed[0] if failed else ""
+    where["by"] = by
     verdict = {"failed": KILLED, "timeout": TIMEOUT}.get(said, SURVIVED if deep else PASSED)
     return {"room": room, "verdict": verdict, "number": mutant.number, **where, "s": round(time.monotonic() - started)}
 
@@ -439,65 +453,24 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
     seconds = sum(item.seconds for some in _ITEMS.values() for item in some.values())
     print(f"{seconds:.0f} s without a fault", flush=True)
     with copies(jobs) as pool:
-        for row in Judges(pool, asked).rows():
-            rows[row["room"], row["number"]] = row
-            print("{room:12} {verdict:13} {s:4} s {number:4} {file}:{line}: {change}".format(**row), flush=True)
-            if out:
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+
+        def ask(room: str, mutant: Mutant, deep: bool) -> None:
+            pending[pool.submit(judge, room, mutant, mutant.place(), deep)] = room, mutant
+
+        pending: dict[Any, tuple[str, Mutant]] = {}
+        for one in asked:
+            ask(*one)
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                (room, mutant), row = pending.pop(future), future.result()
+                rows[room, mutant.number] = row
+                print("{room:12} {verdict:13} {s:4} s {number:4} {file}:{line}: {change}".format(**row), flush=True)
+                if out:
+                    with out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                if row["verdict"] == PASSED:
+                    ask(room, mutant, True)
     return table(list(rows.values()))
-
-
-Asked = tuple[str, Mutant, bool]
-"""A room, a mutant of it, and whether it is its second turn."""
-
-
-class Judges:
-    """Processes that judge mutants. That a test fails counts once it has passed without a fault."""
-
-    def __init__(self, pool: ProcessPoolExecutor, asked: Iterable[Asked]) -> None:
-        self._pool, self._pending, self._asked = pool, dict[Any, Asked | list[str]](), deque(asked)
-        self._sound, self._bad, self._waiting = {""}, frozenset[str](), dict[str, list[tuple[Asked, dict[str, Any]]]]()
-
-    def _ask(self, one: Asked) -> None:
-        room, mutant, deep = one
-        self._pending[self._pool.submit(judge, room, mutant, mutant.place(), deep, self._bad)] = one
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """What became of each, as it is known."""
-        while self._asked or self._pending:
-            while self._asked and len(self._pending) < MOST_PENDING:
-                self._ask(self._asked.popleft())
-            for future in wait(self._pending, return_when=FIRST_COMPLETED).done:
-                one, found = self._pending.pop(future), future.result()
-                yield from self._tried(one, found) if isinstance(one, list) else self._judged(one, found)
-            tried = {name for one in self._pending.values() if isinstance(one, list) for name in one}
-            new = [name for name in self._waiting if name not in tried]
-            if len(new) >= MOST_TRIED or (new and not self._asked):
-                self._pending[self._pool.submit(unsound, new)] = new
-
-    def _tried(self, names: list[str], failed: list[str]) -> Iterator[dict[str, Any]]:
-        """Of tests that noticed something which of them fail without a fault."""
-        self._bad |= {*failed}
-        self._sound |= {*names} - self._bad
-        for name in names:
-            for one, row in self._waiting.pop(name):
-                yield from self._judged(one, row)
-        print(*(f"    left out, as it fails: {name}\n" for name in failed), sep="", end="", flush=True)
-
-    def _judged(self, one: Asked, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if row["by"] in self._bad:
-            self._asked.append(one)
-        elif row["by"] not in self._sound:
-            self._waiting.setdefault(row["by"], []).append((one, row))
-        else:
-            if row["verdict"] == PASSED:
-                self._asked.append((row["room"], one[1], True))
-            yield row
-
-
-MOST_TRIED, MOST_PENDING = 20, 64
-"""Tests that are tried without a fault at once; mutants that the processes have been asked for."""
 
 
 @cache

@@ -79,11 +79,11 @@ class Setting:
         return f"{self.config.describe()} on {self.gpu}, {self.problem.describe()}"
 
 
-def drawn_settings(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:
-    """DRAWN · `count` of them at random; for the GPU `only`, else an H100 or an L4."""
+def drawn_settings(family: str, count: int, seed: int) -> list[Setting]:
+    """DRAWN · `count` of them at random, for an H100 or an L4."""
     rng, drawn = random.Random(f"{family} {seed}"), []
     for _ in range(20 * DRAWN * count):
-        gpu = only or rng.choice(("h100", "l4"))
+        gpu = rng.choice(("h100", "l4"))
         problem, gpu = draw_problem(family, rng), "h100" if family == "flash_wgmma" else gpu
         config = draw_config(family, problem, gpu, rng)
         if config is not None:
@@ -111,11 +111,6 @@ def with_most_lines(drawn: list[Setting], count: int) -> list[Setting]:
         for text in texts[id(best)]:
             seen[text] = seen.get(text, 0) + 1
     return chosen
-
-
-def settings_of(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:
-    """`count` settings of those drawn, with most lines between them."""
-    return with_most_lines(drawn_settings(family, count, seed, only), count)
 
 
 def _lines_of_text(setting: Setting) -> frozenset[str]:
