@@ -191,7 +191,7 @@ def test_tiles_of_keys_that_have_one_and_that_lack_one(mask, splits):
 
 @pytest.mark.parametrize("block_n", [32, 256])
 def test_rows_of_a_bias_that_end_with_the_last_key(block_n):
-    problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", bias="bhs")
+    problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", "causal_upper_left", bias="bhs")
     config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": block_n})
     [extreme] = [small.problem for small in interpreter_cases(problem, config) if small.kind == "extreme_terms"]
     assert extreme.seqlen_k % 8 == 0 and extreme.seqlen_k % block_n and extreme.seqlen_k > 2 * block_n
