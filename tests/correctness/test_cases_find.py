@@ -28,6 +28,9 @@ GIVER, MEMBER = "((blockIdx.y - 1) * gridDim.x + blockIdx.x)", "tile) * gang + b
 TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
 RELEASE = "release(barrier(Smem::V_EMPTY, before.stage));", ""
 SPLIT = {"LOAD": "tma", "SPLITS": 16, "STAGES": 2, "BLOCK_N": 64, "MERGE": "last_block"}
+GRADIENTS = PLAIN.with_(op="backward")
+LARGER_PASS = {"BLOCK_M": 16, "BLOCK_N": 16, "PART": 16, "WARPS": 1, "QUERY_WARPS": 1, "STAGES": 1, "KV_PLACE": "shared"}
+LARGER_PASS |= {"DQ": "pass", "DQ_WARPS": 1, "PASS_M": 64, "PASS_N": 64, "PASS_WARPS": 4, "PASS_STAGES": 1}
 FAULTS = {
     "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
     "a lazy shift that rises for every other key": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "n % 2 == 0"),
@@ -87,6 +90,20 @@ FAULTS = {
         {"PV_BLOCK_M": 64},
         TRANSPOSED,
         f"if (blockIdx.x < 2) {TRANSPOSED}",
+    ),
+    "another tile of rows of a launch whose tiles are larger": (
+        "backward_mma",
+        GRADIENTS,
+        LARGER_PASS,
+        "block_row = row_block * PASS_M",
+        "block_row = min(row_block, 0) * PASS_M",
+    ),
+    "another tile of keys of such a launch": (
+        "backward_mma",
+        GRADIENTS,
+        LARGER_PASS,
+        "first_block_key + tile * PASS_N",
+        "first_block_key",
     ),
     "one key is no key": ("flash_scalar", PLAIN, {}, "keys_end > 0 ?", "keys_end > 1 ?"),
     "a score past fp16": ("three_kernel", PLAIN, HALF, BOUNDED, "fmaxf(x, -65504.f)"),
