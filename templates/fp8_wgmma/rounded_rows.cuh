@@ -13,10 +13,11 @@
 
 // PAIRS: sums of products are in fp16, so that no row's magnitudes may add up to more than it holds beside the largest
 // number of K: how much less numbers have to be, a power of two, so that they are rounded alike. `sums` of magnitudes
-// of a lane's rows g and g + 8, in 8 bits up to 6 % too small; of numbers that are multiplied by `inverse`.
-template <class Wide> __device__ __forceinline__ float room_for_pairs(const uint32_t (&sums)[2], float inverse) {
-  constexpr float ROOM = 0.93f * 65504.f / 448.f;
-  float most = ROOM;
+// of a lane's rows g and g + 8, in 8 bits up to 6 % too small; of numbers that are multiplied by `inverse`. `most` is
+// what a row is taken to add up to at least.
+constexpr float ROOM = 0.93f * 65504.f / 448.f;
+template <class Wide>
+__device__ __forceinline__ float room_for_pairs(const uint32_t (&sums)[2], float inverse, float most = ROOM) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float low, high;
@@ -116,7 +117,8 @@ struct RoundedRows : MadeRows<HEAD_DIM, IN_REGISTERS> {
 #pragma unroll
       for (int i = 0; i < 8 * STEPS; ++i)
         sums[i / 2 % 2] = add_sizes(sums[i / 2 % 2], given[i / 8][i / 2 % 4].at[i % 2], Wide{});
-      const float more = room_for_pairs<Wide>(sums, inverse);
+      // Sums of fp16 lose what is below 2^-17: of small numbers a row is taken to have the largest in all columns.
+      const float more = room_for_pairs<Wide>(sums, inverse, size < LEAST_SUMMED<Wide> ? HEAD_DIM * LARGEST : ROOM);
       scale *= more, inverse *= inverse_of_power(more);
     }
     typename MadeRows<HEAD_DIM, IN_REGISTERS>::Own own;

@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import Case, proof_of
+from evoattn.correctness.validate import check
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
@@ -136,6 +139,17 @@ FAULTS = [
 @pytest.mark.sampled(2)
 def test_answers_are_right(genes, text, kind):
     assert reason(genes, text, kind) == ""
+
+
+@pytest.mark.slow
+def test_a_q_of_the_least_numbers_of_fp16_is_answered():
+    problem, made = parse_shape("B=1 H=1 Sq=64 Sk=133 D=128 e4m3 scales=head op=forward_of_fp16"), config()
+    proof = proof_of(problem)
+    tensors = proof.make_inputs(problem, 1, "cpu")
+    tensors["q"] *= 1e-6
+    case = Case("a tiny q", problem, tensors, proof.make_answer(problem, tensors, "plain", True))
+    assert check(InterpreterBackend(), built(FAMILY, problem, made, SMALL), case).reason == ""
+
 
 
 @pytest.mark.slow

@@ -17,6 +17,9 @@ __device__ __forceinline__ uint32_t larger2(uint32_t most, uint32_t x, Bf16) {
 // `sum` + the magnitudes of x / SUMMED_SIZE, which no sum of 64 takes beyond fp16.
 template <class Element> constexpr float SUMMED_SIZE = 1.f;
 template <> constexpr float SUMMED_SIZE<Fp16> = 256.f;
+// From which on the largest magnitude is far above what such a sum of 256 loses: 2^-17 of each.
+template <class Element> constexpr float LEAST_SUMMED = 0.f;
+template <> constexpr float LEAST_SUMMED<Fp16> = 0.125f;
 __device__ __forceinline__ uint32_t add_sizes(uint32_t sum, uint32_t x, Fp16) {
   uint32_t y;
   asm("{\n.reg .b32 size;\nabs.f16x2 size, %2;\nfma.rn.f16x2 %0, size, %3, %1;\n}"
