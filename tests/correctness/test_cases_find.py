@@ -29,8 +29,8 @@ TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
 RELEASE = "release(barrier(Smem::V_EMPTY, before.stage));", ""
 SPLIT = {"LOAD": "tma", "SPLITS": 16, "STAGES": 2, "BLOCK_N": 64, "MERGE": "last_block"}
 GRADIENTS = PLAIN.with_(op="backward")
-LARGER_PASS = {"BLOCK_M": 16, "BLOCK_N": 16, "PART": 16, "WARPS": 1, "QUERY_WARPS": 1, "STAGES": 1, "KV_PLACE": "shared"}
-LARGER_PASS |= {"DQ": "pass", "DQ_WARPS": 1, "PASS_M": 64, "PASS_N": 64, "PASS_WARPS": 4, "PASS_STAGES": 1}
+LARGER_PASS = {"BLOCK_M": 16, "BLOCK_N": 16, "PART": 16, "WARPS": 1, "QUERY_WARPS": 1, "STAGES": 1, "DQ_WARPS": 1}
+LARGER_PASS |= {"DQ": "pass", "PASS_M": 64, "PASS_N": 64, "PASS_WARPS": 4, "PASS_STAGES": 1}
 FAULTS = {
     "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
     "a lazy shift that rises for every other key": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "n % 2 == 0"),

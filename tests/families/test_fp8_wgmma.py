@@ -151,7 +151,6 @@ def test_a_q_of_the_least_numbers_of_fp16_is_answered():
     assert check(InterpreterBackend(), built(FAMILY, problem, made, SMALL), case).reason == ""
 
 
-
 @pytest.mark.slow
 @pytest.mark.parametrize("genes, text, kind, old, new", FAULTS, ids=[row[3][:40] for row in FAULTS])
 @pytest.mark.sampled(4, edits=True)
