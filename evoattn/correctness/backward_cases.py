@@ -108,7 +108,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     ]
     if problem.own_score:  # of which an expression may make anything
         cases = [case for case in cases if case.kind != "low_scores"]
-    if not (problem.masking.causal or problem.window or problem.seqused or problem.blocks) and (block_m, block_n) == (m, n):
+    edges = problem.masking.causal or problem.window or problem.seqused or problem.blocks
+    if not edges and (block_m, block_n) == (m, n):
         # Every query sees every key: one key is as few as five, and 192 of either are whole tiles of up to 64;
         # but of a launch with larger tiles of its own other cases may be one of these.
         others = {"more queries than keys"} | ({"half a tile"} if 64 % m == 64 % n == 0 else set())

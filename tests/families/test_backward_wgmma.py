@@ -189,6 +189,21 @@ def test_v_in_registers_and_dq_of_one_warpgroup(params, text, dims, edit):
     assert bool(faults(ONE | params, text, *[edit] * bool(edit), dims=dims)) == bool(edit)
 
 
+BY_TWO = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCKS_PER_SM": 2, "PRODUCER": "warp", "DS_STAGES": 1}
+BY_THREE = {"BLOCK_M": 48, "BLOCK_N": 64, "DIM_GROUPS": 3, "Q_STAGES": 3, "DO_STAGES": 3}
+IN_TURN = {"P_PLACE": "shared", "DS_PLACE": "shared", "DQ_ROWS": "dims", "ORDER": "in_turn", "TERMS_EARLY": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params, dims", [(BY_TWO, "D=64"), (BY_THREE, "D=192")])
+def test_v_takes_no_registers_that_products_beside_p_in_shared_memory_want(params, dims):
+    problem = parse_shape(f"B=2 H=8 S=2048 {dims} op=backward")
+    config = type(START)(START.family, START.params | IN_TURN | params)
+    assert FAMILY.why_invalid(problem, config, H100) is None
+    info = built(FAMILY, problem, config, H100, machine_code=True).compiled.info
+    assert (info.spill_bytes, info.warnings) == (0, ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "params, text",
