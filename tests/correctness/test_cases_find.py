@@ -18,7 +18,7 @@ PLAIN = AttentionProblem(1, 2, 1, 1024, 1024, 64)
 CAUSAL, PAGED = PLAIN.with_(mask="causal_upper_left"), PLAIN.with_(seqlen_q=1, seqused="1:1024", page=16)
 LATENT = AttentionProblem(1, 2, 1, 256, 256, 192, "bf16", "causal_upper_left", value_dim=128, shared_kv=True)
 LAZY = "if (RESCALE == Rescale::LAZY) all_negative"
-TESTED = "if constexpr (TESTED && BY_SIGN) all_negative"
+TESTED = "if constexpr (TESTED) all_negative"
 BOUNDED = "fminf(fmaxf(x, -65504.f), 65504.f)"
 EDGE = "min(seqlen_k, end_row + offset)"
 HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
