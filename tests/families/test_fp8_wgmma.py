@@ -97,7 +97,7 @@ FAULTS = [
         "(first_key + i * Value::WIDTH) / 2",
         "first_key / 2 + i * Value::WIDTH",
     ),
-    ({}, FULL, "plain", "of[0], of[1], of[4], of[5]", "of[0], of[1], of[5], of[4]"),
+    ({}, FULL, "plain", "pack4_e4m3(of[0], of[2])", "pack4_e4m3(of[2], of[0])"),
     (
         {},
         FULL,
