@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._C._dynamo import eval_frame as _eval_frame
 from torch.jit._builtins import _register_builtin
 
 from evoattn.model import forks
@@ -157,18 +156,27 @@ def scaled_dot_product_attention(
     return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-_SKIP = _eval_frame._FrameAction.SKIP
-_eval_frame.set_code_exec_strategy(scaled_dot_product_attention.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP))
-"""A trace of the caller goes through ours. Where torch does not trace the caller, as the layers of `torch.nn` under
-`layer.compile()`, ours would be compiled alone: a graph of one call, whose guards take longer than the call."""
-_traced = FunctionType(
-    scaled_dot_product_attention.__code__.replace(), globals(), SDPA.__name__, scaled_dot_product_attention.__defaults__
-)
-vars(scaled_dot_product_attention).update(
-    _torchdynamo_orig_callable=_traced, _torchdynamo_wrapper_id=id(scaled_dot_product_attention)
-)
-"""Who hands ours itself to `torch.compile` wants that graph: torch takes what a function names so in its place, here
-the same code, which is not passed over."""
+def _compiled_with_its_caller(ours: Callable[..., object]) -> None:
+    """Let a trace of the caller go through ours, and make no graph of ours alone: where torch does not trace the
+    caller, as the layers of `torch.nn` under `layer.compile()`, the guards of a graph of one call take longer than the
+    call. A torch without these names of its own makes that graph.
+    """
+    assert isinstance(ours, FunctionType)
+    code = ours.__code__
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    except (ImportError, AttributeError):
+        return
+    # Who hands ours itself to `torch.compile` wants that graph. Torch takes what a function names so in its place: the
+    # same code, which is not passed over.
+    same = FunctionType(code.replace(), globals(), SDPA.__name__, ours.__defaults__)
+    vars(ours).update(_torchdynamo_orig_callable=same, _torchdynamo_wrapper_id=id(ours))
+
+
+_compiled_with_its_caller(scaled_dot_product_attention)
 
 
 def _hold(count: int) -> None:

@@ -250,6 +250,14 @@ def test_our_function_itself_is_compiled(device):
     assert len(graphs) == 1
 
 
+def test_a_torch_without_its_own_names_for_that_is_served_too(monkeypatch):
+    def ours(): ...
+
+    monkeypatch.delattr("torch._C._dynamo.eval_frame._FrameAction")
+    room._compiled_with_its_caller(ours)
+    assert not vars(ours)
+
+
 def test_wrong_arguments_raise_what_sdpa_raises(device):
     q, k, v = tensors()
     wrong = torch.zeros(3, 3, dtype=torch.float16)
