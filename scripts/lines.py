@@ -20,7 +20,7 @@ CAPABILITIES = {
     r"merge_(parts|two)|same_?bits|row_?bits|invariant|serving|listed_mask|latent_columns",
     "eight bits": r"fp8|e4m3|e5m2|eight_?bits?|8[ -]bits?|int8|quanti[sz]e|descale|smooth_k|models/eight|scales\.py|"
     r"(key|lane|running)_scales|all_eight",
-    "other cards": r"calibrat|stranger|cards/|correction|estimated|\brivals?\b|ops/(gpu/)?test_races?\.",
+    "other cards": r"calibrat|stranger|cards/|correction|estimated",
 }
 PLANTED = "planted faults"
 OF_FAULTS = "test_fa(cts|ults)_of|support/facts|mutation/|mutants|false_alarms|cheat|untrusted"

@@ -492,8 +492,8 @@ class Runtime:
 
     def _by_race(self, choice: Choice, call: Call, in_turn: InTurn) -> tuple[CallPlan | Refusal, bool]:
         """The plan of the kernel that is fastest on this call, else why PyTorch is to run; and whether that holds for
-        the next such call, as it does not where one that nobody measured could not race this very time. `in_turn`: as
-        that of `plan`, of the call."""
+        the next such call, as it does not where one that nobody measured could not race this very time. `in_turn`
+        says how each plan is run on the call, by its place, as `plan.in_turn` does."""
         assert self._race is not None and self.platform is not None and self._kernels is not None
         platform, index = self.platform, call.query.get_device()
         machine, why = platform.identity(index), self._why_no_race(choice, call)

@@ -135,7 +135,8 @@ private:
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
     if constexpr (Operands::PAIRS && !FIRST && !MASKED) {  // wider heads wait for products, not for exponentials
       softmax_of_pairs<VALUE_DIM <= 128 ? POLYNOMIAL_EIGHTHS : 0, RangeOfRows>(state, pairs, scale_of_scores(), factor);
-      return rescaled_by_block<FIRST>(true);
+      if constexpr (Scales::BY_BLOCK) change_factor();
+      return true;
     }
     if constexpr (Operands::PAIRS) unpack_pairs(pairs, s);
     if constexpr (Terms::ANY) change_scores();
@@ -163,12 +164,11 @@ private:
             },
             FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
     if constexpr (Operands::PAIRS) pack_pairs(s, pairs);
-    return rescaled_by_block<FIRST>(rescale);
-  }
-  template <bool FIRST> __device__ __forceinline__ bool rescaled_by_block(bool rescale) {
-    if constexpr (Scales::BY_BLOCK && !FIRST) factor[0] *= running.change, factor[1] *= running.change;
+    if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
     return rescale;
   }
+  // O has the unit of V's scale of the tile before, and gets that of this one.
+  __device__ __forceinline__ void change_factor() { factor[0] *= running.change, factor[1] *= running.change; }
   // Of scores with their scales; with a SOFTCAP that of what is capped.
   __device__ __forceinline__ void take_score_scale(float scale) {
     if constexpr (Terms::CAPPED) work.terms.given.score_scale = scale;
@@ -248,7 +248,8 @@ private:
     if constexpr (!OVERLAP) start_pv(), finish_pv();
   }
   // SCORES_AHEAD: Q Kᵀ of the next tile of keys beside the softmax of this one, then its P V. For the last tile,
-  // `first`, its own once more, for nothing: ptxas would wait at a branch around a product.
+  // `first`, its own once more, for nothing: ptxas would wait at a branch around a product. No kernel with PAIRS has
+  // it: `pairs` stands there so that the types fit.
   template <bool FIRST> __device__ __forceinline__ void step_ahead(int first) {
     Ring behind = ring;
     if (key_tile > first) behind.advance(), mbarrier_wait(barrier(Smem::K_FULL, behind.stage), behind.parity);

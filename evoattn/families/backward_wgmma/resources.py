@@ -130,9 +130,10 @@ first, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D
 terms take 0.93 to 0.99 of the time (eight pairs)."""
 
 
-SPARE_REGISTERS, LEAST_COLUMNS = {"registers": 8, "shared": 24}, 8
-"""That V leaves where it lies in registers, by P_PLACE: of 47 picks compiled by ptxas 13.0 two that leave 8 and 16
-beside P in shared memory spill, and their products wait in turn (C7512). Columns of a product by wgmma."""
+LEAST_COLUMNS = 8
+"""Of a product by wgmma."""
+SPARE_REGISTERS = {"registers": 8, "shared": 24}
+"""What V in registers has to leave, by P_PLACE: of 47 picks two that leave 8 and 16 spill, with P in shared memory."""
 
 
 def key_groups(genes: BackwardWgmmaGenes) -> int:
@@ -260,8 +261,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
 def v_in_registers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     """Whether products read V from registers, which hold it as long as a block has its keys: where there is room. With
     up to 64 queries a tile a product from shared memory reads as long as it multiplies, or longer. K in registers, too,
-    takes 1.005 to 1.018 of the time (three problems of head_dim 64).
-    """
+    takes 1.005 to 1.018 of the time (three problems of head_dim 64)."""
     have = moved_registers(problem, genes)[1] or registers_at_launch(genes)
     left = have - registers_needed(problem, genes) - SPARE_REGISTERS[genes.P_PLACE]
     few = genes.GROUP_SHARE == "dims" and genes.BLOCK_M <= GROUP_KEYS

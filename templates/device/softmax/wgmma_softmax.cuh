@@ -27,10 +27,9 @@ constexpr __device__ __forceinline__ bool looks_back(Rescale rescale) {
 constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 // What probabilities may be in the element type of the product that takes them: 2^TOP at a row's maximum, and at most
 // HIGHEST. bf16 and fp32 hold more than fp16.
-// LAZY: exponents that reach LIMIT raise the shift.
 struct WholeRange {
   static constexpr int TOP = 0;
-  static constexpr float HIGHEST = 32768.f, LIMIT = 0.f;
+  static constexpr float HIGHEST = 32768.f;
   static constexpr bool MAX_OF_BITS = false;    // maxima of a tile are of integers, where that is right
   static constexpr bool MAY_LACK_ROWS = false;  // rows g + 8 may be none of any answer
 };
@@ -68,7 +67,7 @@ template <int EIGHTHS> constexpr __device__ __forceinline__ bool on_fma_units(in
 
 // By how much a shift rises if the greatest score is so far above it.
 template <int LAZY_OCTAVES, bool KEEP_NAN, class Range> __device__ __forceinline__ float rise_of(float above) {
-  const bool reached = KEEP_NAN ? !(above < Range::LIMIT) : above >= Range::LIMIT;
+  const bool reached = KEEP_NAN ? !(above < 0.f) : above >= 0.f;
   return finite_or_nan<KEEP_NAN>(reached ? above + (LAZY_OCTAVES - Range::TOP) : 0.f);
 }
 
