@@ -7,8 +7,7 @@
 All contestants of a problem take turns in CUDA graphs of as many calls each, and all answers are checked (`evoattn
 bench`). Ours are the configs of `--configs`, what a search of `--seconds` finds and what the databases hold, and the
 pick, the cost model's choice, which always stands. TFLOP/s count 2.5 times the forward pass. With `--forward` the
-forward pass is timed too, and the sum of both compared, each contestant with itself.
-"""
+forward pass is timed too, and the sum of both compared, each contestant with itself."""
 
 import argparse
 import json

@@ -5,8 +5,7 @@
 Errors are judged by FlashAttention's rule: at most twice those of PyTorch's attention in the same dtype, three times
 with a soft cap, and 2 units of the last place besides. Gradients are of q, k, v, and of the bias or the sinks where the
 case has them. For the same bits each case runs `--repeats` times with `deterministic`, block lists too, and is timed
-with and without. On a CPU, where kernels do not run, it goes through with few rows.
-"""
+with and without. On a CPU, where kernels do not run, it goes through with few rows."""
 
 import argparse
 import json

@@ -3,8 +3,7 @@
     python -m benchmarks.many_trials FILE [--trials 200000] [--offline]
 
 The configs are drawn from the search space of flash_mma, a fifth of the trials failed, and every tenth has the source
-of its own that a search's would have, one line long. Half a minute of one core for 200,000.
-"""
+of its own that a search's would have, one line long. Half a minute of one core for 200,000."""
 
 import argparse
 import random

@@ -1,7 +1,6 @@
 """evoattn: finds the fastest attention kernel for the GPU and the shapes that a user has.
 
-A name of the public face is imported when it is first used: `import evoattn` alone imports nothing else.
-"""
+A name of the public face is imported when it is first used: `import evoattn` alone imports nothing else."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

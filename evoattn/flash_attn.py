@@ -1,7 +1,6 @@
 """FlashAttention 3's functions, by evoattn's kernels: the same names, order of arguments, defaults, shapes and results.
 
-`evoattn.integrations.flash_attn.install()` makes other libraries find them.
-"""
+`evoattn.integrations.flash_attn.install()` makes other libraries find them."""
 
 from evoattn.integrations.flash_attn.version_3 import flash_attn_combine as flash_attn_combine
 from evoattn.integrations.flash_attn.version_3 import flash_attn_func as flash_attn_func

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """The best configs of every problem in databases, as JSON lines that `evoattn bench --configs` reads.
 
-python scripts/best_configs.py TOP DATABASE… > FILE
-"""
+python scripts/best_configs.py TOP DATABASE… > FILE"""
 
 import argparse
 import sys

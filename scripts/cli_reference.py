@@ -1,7 +1,6 @@
 """Writes docs/cli.md from the commands themselves: `python -m scripts.cli_reference`. A test holds it against them.
 
-The commands by which evoattn's own list of kernels and cost model are made go to scripts/commands.md.
-"""
+The commands by which evoattn's own list of kernels and cost model are made go to scripts/commands.md."""
 
 import argparse
 import textwrap

@@ -13,8 +13,7 @@ A config is compiled for every problem of its line, a name or a shape, on sm_80,
 compiled once, and taken from the cubin cache if they are there; `compare` does not compile a source that differs from
 the recorded one in comments and white space only. The hash is that of the instructions and constants alone, so
 that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of
-today's templates by NVRTC 13.0; it takes some five minutes on one core.
-"""
+today's templates by NVRTC 13.0; it takes some five minutes on one core."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ class Code:
 def tokens_hash(source: str) -> str:
     """Hex hash of the source without comments and without white space between tokens.
 
-    Equal hashes mean equal machine code: nothing in the sources asks for its line number.
-    """
+    Equal hashes mean equal machine code: nothing in the sources asks for its line number."""
     tokens = (token.lstrip() for token in TOKEN.findall(source) if not token.startswith(("//", "/*")))
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:HEX_DIGITS]
 

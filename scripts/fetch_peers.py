@@ -6,8 +6,7 @@ folder of their own.
 All comes through pip, from the index that pip is set up for, without their own needs, which would bring another torch.
 Prints the PYTHONPATH under which the peers are found. For FlashAttention 3 with fp16 build flash-attention's `hopper`
 folder; that build is then preferred. FlashInfer compiles what it is asked for with nvcc, once for each head_dim,
-dtype and variant, and keeps it in ~/.cache/flashinfer.
-"""
+dtype and variant, and keeps it in ~/.cache/flashinfer."""
 
 import argparse
 import subprocess
@@ -48,8 +47,7 @@ def pip(*options: str) -> None:
 def fetch(folder: Path, python_version: str | None, pip: Callable[..., None] = pip) -> list[Path]:
     """Bring all peers into `folder`; the folders to put on PYTHONPATH.
 
-    `python_version` as pip has it, for x86-64 Linux; else the running one.
-    """
+    `python_version` as pip has it, for x86-64 Linux; else the running one."""
     other = ["--python-version", python_version, "--implementation", "cp"] if python_version else []
     other += [word for minor in GLIBC if python_version for word in ("--platform", f"manylinux_2_{minor}_x86_64")]
     pip(

@@ -3,8 +3,7 @@
     python scripts/floors.py FOLDER [--torch 2.13.0] [words for pytest]
 
 makes an environment in FOLDER, which takes some minutes and gigabytes. `--torch` names another torch than the lowest,
-where that one cannot be had.
-"""
+where that one cannot be had."""
 
 import argparse
 import subprocess

@@ -5,8 +5,7 @@
     python scripts/format_cuda.py --check    # names those that it would rewrite; exit code 1 if there are any
 
 Headers and what is exported with them are formatted whole, templates (.cu.j2) below the marker, where no Jinja is. A
-header whose first line calls it a part of a kernel's body is formatted as one.
-"""
+header whose first line calls it a part of a kernel's body is formatted as one."""
 
 import argparse
 import importlib.util

@@ -7,8 +7,7 @@ The second form first adds what `evoattn bench --format json` wrote, as one more
 the places `<!-- run: T -->` and `<!-- end -->`, and where it has `<!-- best of: T -->`, with the best peer alone. Times
 are µs per call: the median, or median, 10th and 90th percentile; of the peers' the pages show the median alone.
 With `--targets 0.97,0.7` a column says whether evoattn takes at most these shares of the best peer's time and of
-FlexAttention's.
-"""
+FlexAttention's."""
 
 import argparse
 import json
@@ -157,8 +156,7 @@ def spread_of(time: dict[str, float]) -> list[float]:
 def run_of_bench(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The rows of `evoattn bench --format json` that have a time of ours and of a peer, as this page keeps them.
 
-    Raises `ProblemError` for a problem without a name.
-    """
+    Raises `ProblemError` for a problem without a name."""
     kept: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
     for row in rows:

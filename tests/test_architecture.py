@@ -1,8 +1,7 @@
 """Imports point down, each heavy library has its home, templates are plain below the marker.
 
 `python -m tests.test_architecture` prints measures of the house: lines, rooms, arrows, wide and complex functions, the
-files that a plain call goes through.
-"""
+files that a plain call goes through."""
 
 import argparse
 import ast

@@ -45,8 +45,7 @@ def built(tmp_path_factory) -> Path:
 def bin_folder(built, tmp_path_factory) -> Path:
     """`bin` of a fresh environment with the wheel and, as links, the packages of this test's environment.
 
-    Its `.pth` files, one of which leads to the checkout, are left out.
-    """
+    Its `.pth` files, one of which leads to the checkout, are left out."""
     environment = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     python = environment / "bin" / "python"

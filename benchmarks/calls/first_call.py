@@ -7,8 +7,7 @@ an empty cache of kernels, the second the cache that the first has left, the thi
 Milliseconds; what is not named is "else".
 Also the seconds that `import torch` and, after it, `import evoattn; evoattn.attention` take.
 
-With `--no-device h100` no GPU is needed: the CPU time of all that is not CUDA's, for kernels of that GPU.
-"""
+With `--no-device h100` no GPU is needed: the CPU time of all that is not CUDA's, for kernels of that GPU."""
 
 import argparse
 import gc

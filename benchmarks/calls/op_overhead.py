@@ -6,8 +6,7 @@ graphs.
 One process, all calls in turns, so that all meet the same clocks. CPU time: from the first to the last of a burst of
 calls that the GPU is given without waiting, the median over the bursts, a call. Device time: a graph of many calls,
 replayed. `--pieces` also times the parts of an eager call, each alone; `--variants` calls with what SDPA lacks, each in
-turns with the plain one.
-"""
+turns with the plain one."""
 
 import argparse
 import contextlib

@@ -8,8 +8,7 @@
 comparison can fail.
 
 `cost` times the pick under the promise beside the free pick, of each shape of a file, by replays of CUDA graphs in
-turns (`serving.times`). `--warm` only compiles, so that several processes can, each a part.
-"""
+turns (`serving.times`). `--warm` only compiles, so that several processes can, each a part."""
 
 import argparse
 import math

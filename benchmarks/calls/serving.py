@@ -9,8 +9,7 @@ Draws batches as engines have them: heads of Llama, Qwen, gpt-oss, Mistral and D
 float64. Times each batch in CUDA graphs, evoattn and its peers (`serving_peers.py`) in turns. `--part`: every M-th
 batch.
 
-Then the CPU time of a call, and of planning a step, whose sizes were not met before. Prints Markdown.
-"""
+Then the CPU time of a call, and of planning a step, whose sizes were not met before. Prints Markdown."""
 
 import argparse
 import json

@@ -4,8 +4,7 @@ outside of its graphs; that is not timed. Each raises what its library raises wh
 - `gather`: PyTorch gathers the pages, then `varlen_attn` (the places of keys are not timed);
 - `fa4`: FlashAttention 4, whose compiler takes seconds a kernel;
 - `fa3`: FlashAttention 3 as vLLM builds it, with pages, sinks and latent queries;
-- `fi2`, `fi3`: FlashInfer's kernels for tensor cores of Ampere, which split keys, and for those of Hopper.
-"""
+- `fi2`, `fi3`: FlashInfer's kernels for tensor cores of Ampere, which split keys, and for those of Hopper."""
 
 import math
 from collections.abc import Callable

@@ -4,8 +4,7 @@ For problems as people have them, on each card, the score of the pick over the l
 to be good for the card's families that may win: the starting configs of their search spaces, and kernels of shipped
 portfolios that the card can run. With `--compile` NVRTC compiles each different pick for the card, and it is counted of
 how many the registers leave room for fewer blocks on an SM than the family's estimate said. Scores are no times: this
-says that the choice does what the cost model can, and nothing of the model itself.
-"""
+says that the choice does what the cost model can, and nothing of the model itself."""
 
 import argparse
 import math

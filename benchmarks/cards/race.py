@@ -3,8 +3,7 @@
 The GPU at hand plays the card (`evoattn/model/played.py`), in data and cache folders of its own. Each unseen problem is
 called once, which races the pick and SDPA; then evoattn.attention and SDPA are timed in turns, as the device takes
 them. The table says who won, the worst of evoattn's time over SDPA's, and the GPU's time of a race. A second process
-then calls all again, and must not race; at last a CUDA graph and compiled code take what the races found.
-"""
+then calls all again, and must not race; at last a CUDA graph and compiled code take what the races found."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ timed in turns with SDPA, with the shipped picks (stranger alone), with the kern
 call of a size and with the best of a search of `--search` seconds a problem. A race of its own before that says which
 one the op would run. One table says what came of it; `-o` keeps all times. `--calibrate 0` takes what `--folder` has,
 or judges picks before a calibration; `--problems 0` only calibrates. `--part 1/4` judges every fourth problem, so that
-GPUs share them, and `--tables` makes one table of several such files.
-"""
+GPUs share them, and `--tables` makes one table of several such files."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ FlashAttention 4, where it is installed, `--cudnn` for SDPA by cuDNN with a mask
 keys at most, `--peers` for peers of `evoattn bench`, such as fa4, of what is a causal mask, a window, a soft cap or
 nothing. `--processes` shares the problems, as compilers take most of the time; each
 times alone, and begins no problem after `--seconds`. `--part` takes one of so many shares of the list, for several
-GPUs, and `--of` prints the table of the files that they wrote.
-"""
+GPUs, and `--of` prints the table of the files that they wrote."""
 
 import argparse
 import json

@@ -9,8 +9,7 @@ by `evoattn.create_block_mask`: milliseconds until the device is done, those of 
 how many kernels were compiled. After the first call come ones of new functions of the same kind, as a training step
 makes them, and of other lengths.
 
-With `--no-device h100` no GPU is needed: CPU time of all that is not CUDA's, and PyTorch makes the block masks.
-"""
+With `--no-device h100` no GPU is needed: CPU time of all that is not CUDA's, and PyTorch makes the block masks."""
 
 import argparse
 import json

@@ -1,7 +1,6 @@
 """What people write in FlexAttention's language: masks and scores of attention-gym, of papers and of serving engines.
 
-Each row of `MODS` makes the functions for a shape, with tensors of its own: of documents, lengths, trees and so on.
-"""
+Each row of `MODS` makes the functions for a shape, with tensors of its own: of documents, lengths, trees and so on."""
 
 import math
 from collections.abc import Callable

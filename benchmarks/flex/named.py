@@ -3,8 +3,7 @@
     python -m benchmarks.flex.named [--only WORD]
 
 Both sides of a problem are captured in CUDA graphs and replayed by turns (`benchmarks.flex`). What the two answers
-differ by is printed, too. A band and a soft cap alone run as the name: there the two are the same kernel.
-"""
+differ by is printed, too. A band and a soft cap alone run as the name: there the two are the same kernel."""
 
 import argparse
 import math

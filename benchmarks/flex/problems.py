@@ -2,8 +2,7 @@
 
 attention-gym has two: `examples/benchmark.py`, float16 and `[16, 16, 8192, 64]`, and `benchmarks/flex_perf.py` with
 `configs/flash_h200.yaml`, bfloat16, tensors `[4, S, heads, D]` that are turned, and documents that lie behind one
-another in one sequence of 4 · S. The functions are written anew after what these say.
-"""
+another in one sequence of 4 · S. The functions are written anew after what these say."""
 
 import random
 from collections.abc import Callable

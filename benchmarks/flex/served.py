@@ -1,7 +1,6 @@
 """What serves each function of `mods.MODS` on a card, by the choice that a call makes: nothing runs.
 
-python -m benchmarks.flex.served [GPU]        a table for reports/flex_functions.md
-"""
+python -m benchmarks.flex.served [GPU]        a table for reports/flex_functions.md"""
 
 import argparse
 import sys

@@ -6,8 +6,7 @@ zero, and shows what attention loses. `python -m benchmarks.models.eight_bits` p
 reports/eight_bits.md.
 
 Outlier channels, as Llama's keys have, are a constant that is added to a channel of all keys: all scores of a query
-change alike, so that attention is the same, and only what is lost by rounding is not.
-"""
+change alike, so that attention is the same, and only what is lost by rounding is not."""
 
 import argparse
 from collections.abc import Callable, Iterator

@@ -2,8 +2,7 @@
 serves, and "sdpa" for the rest.
 
 Served: layers without a mask tensor, a window or a bias. The wheel is built without windows; no build has biases, or
-sinks, which "sdpa" lacks too.
-"""
+sinks, which "sdpa" lacks too."""
 
 from typing import Any
 

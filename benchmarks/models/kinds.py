@@ -2,8 +2,7 @@
 
 Each function takes a number of layers, and gives what makes the model with an attention implementation, and the
 arguments of its forward pass. (Encoder and decoder of T5 have configs of their own, which `set_attn_implementation`
-does not reach.)
-"""
+does not reach.)"""
 
 import copy
 from collections.abc import Callable

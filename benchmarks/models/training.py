@@ -7,8 +7,7 @@ the same order, AdamW under autocast to bfloat16. Each model is trained from the
 and once more with PyTorch's efficient kernels in place of its default ones: what those losses differ by is what
 rounding alone makes of these models. Times are of the second half of the steps, by CUDA events; memory is the most that
 torch's allocator had in use. `--estimated` allows kernels that were measured on no such card. On a CPU, where kernels
-do not run, it goes through with few small steps: the losses are equal then.
-"""
+do not run, it goes through with few small steps: the losses are equal then."""
 
 import argparse
 import json

@@ -10,8 +10,7 @@ the compiler, how many are compiled at once, the share of the time in which the 
 a candidate's time on the device that went into checks, the share of candidates that were pruned, and of a core that the
 search's own process took. `--timeline` also prints when what happened, in seconds from Enter, and how many were
 recorded in each second. Each search has a cache of compiled kernels of its own, and a database of which `--keep` names
-the last one's file.
-"""
+the last one's file."""
 
 import argparse
 import os

@@ -1,7 +1,6 @@
 """Where each trial, timing and baseline ran (`evoattn/storage/schema.py`, environments).
 
-Rows that are there keep NULL: nobody recorded it.
-"""
+Rows that are there keep NULL: nobody recorded it."""
 
 import sqlalchemy as sa
 from alembic import op

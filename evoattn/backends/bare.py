@@ -1,6 +1,5 @@
 """One launch over allocations of exactly the buffers' sizes, nothing else on the device: what compute-sanitizer can
-judge to the byte.
-"""
+judge to the byte."""
 
 import numpy as np
 
@@ -25,7 +24,6 @@ class _Allocation:
 
 def run_bare(compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], contents: dict[str, np.ndarray]) -> None:
     """Launch once over uint8 `contents` by buffer name, and wait. Raises `LaunchError` or `ContextLost`. The process
-    frees the memory.
-    """
+    frees the memory."""
     backend = CudaBackend()
     backend.run(compiled, launches, {name: _Allocation(data) for name, data in contents.items()})

@@ -19,8 +19,7 @@ class LaunchError(RuntimeError):
 
 class ContextLost(RuntimeError):
     """The device answers this process no more (illegal address, trap, …), and it must end: the message is the
-    driver's.
-    """
+    driver's."""
 
 
 def require_order_of_calls(launches: tuple[KernelLaunch, ...]) -> None:
@@ -52,8 +51,7 @@ class Backend(Protocol):
         changed in place.
 
         Returns the faults that the run itself showed (a race, an access out of bounds), one sentence each; empty where
-        there are none or the backend cannot see them. Raises `LaunchError` when a launch is refused or fails.
-        """
+        there are none or the backend cannot see them. Raises `LaunchError` when a launch is refused or fails."""
         ...
 
 

@@ -53,8 +53,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
     with a warning, for a symbolic link, a file or folder of another user (root's may stay), and one that others may
     write.
 
-    With `os.O_CREAT` among `flags` a missing file is made. Raises no error.
-    """
+    With `os.O_CREAT` among `flags` a missing file is made. Raises no error."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -142,8 +141,7 @@ def keep_small(folder: Path) -> None:
     """Remove the files of `folder` and the folders below that were used longest ago, if all are over the limit.
 
     Looks at most every ten minutes, whatever the number of processes, so a folder may grow beyond the limit between.
-    Safe beside processes that read and write there: who misses a file makes it again.
-    """
+    Safe beside processes that read and write there: who misses a file makes it again."""
     mark, now = folder / MARK, time.time()
     with suppress(OSError):
         if now - mark.stat().st_mtime < BETWEEN_S:

@@ -85,8 +85,7 @@ def version() -> str:
 
 def parse_log(log: str) -> CompileInfo:
     """Registers, spills, stack, static shared memory and warnings out of a ptxas `-v` log; the most over its
-    kernels.
-    """
+    kernels."""
 
     def most(pattern: str) -> int:
         return max((int(n) for n in re.findall(pattern, log)), default=0)
@@ -110,8 +109,7 @@ def first_error(log: str) -> str:
 def compile_source(source: str, arch: str) -> CompiledKernel:
     """Compile `source` for `arch` (`sm_89`, `sm_90a`, …). Raises `CompileError`.
 
-    One NVRTC call gives the cubin that a GPU would load and the PTX of that same compile.
-    """
+    One NVRTC call gives the cubin that a GPU would load and the PTX of that same compile."""
     nvrtc = _nvrtc()
     options = (f"-arch={target(arch)}", *OPTIONS, *include_options())
     started = time.perf_counter()
@@ -143,8 +141,7 @@ def compile_candidate(
 ) -> CompiledKernel:
     """Compile a candidate, or take it from the cache `folder` (default: `cubin_cache()`). Raises `CompileError`.
 
-    `writing` writes to the cache; who gives none waits for that.
-    """
+    `writing` writes to the cache; who gives none waits for that."""
     files = KernelFiles(folder or cubin_cache(), version())
     if found := files.get(candidate):
         return found

@@ -33,8 +33,7 @@ def recipe_of(
 ) -> str:
     """sha256 over all that decides the machine code: template, constants, architecture, compiler version and options.
 
-    As good as the hash of the rendered source, without rendering it.
-    """
+    As good as the hash of the rendered source, without rendering it."""
     constants = json.dumps(family.all_constants(problem, config, gpu), sort_keys=True, default=str)
     parts = (family.name, template_digest(family.name, templates), constants, gpu.arch, nvrtc_version(), *OPTIONS)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,6 +1,5 @@
 """Runs cubins on a CUDA device through CuPy, on torch's stream. Only a worker process imports this: it makes a CUDA
-context.
-"""
+context."""
 
 import struct
 from collections import OrderedDict
@@ -60,8 +59,7 @@ class CudaBackend:
         """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: see
         `QueuedBackend.prepare`.
 
-        Raises `LaunchError` where the module cannot be loaded or an attribute or a tensor map is refused.
-        """
+        Raises `LaunchError` where the module cannot be loaded or an attribute or a tensor map is refused."""
         enqueue = self._enqueue(compiled, launches, buffers)
 
         def call(kept: Mapping[str, DeviceBuffer] = buffers) -> None:

@@ -1,6 +1,5 @@
 """Launches by libcuda's own call, through ctypes: CuPy knows no launch attributes, and takes several times as long for
-a launch, of which a graph has hundreds.
-"""
+a launch, of which a graph has hundreds."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -23,8 +22,7 @@ ALIGNMENT = 64
 
 class LaunchAttributeValue(ctypes.Union):
     """CUlaunchAttributeValue, of which one member is used here. Others hold pointers, which is why it begins at a
-    multiple of 8 bytes.
-    """
+    multiple of 8 bytes."""
 
     _fields_ = [
         ("programmatic_stream_serialization_allowed", ctypes.c_int),
@@ -79,8 +77,7 @@ class DriverLaunch:
     the one before it has ended (sm_90); a graph that is captured gets a programmatic edge.
 
     Keeps the arguments and the function's module for as long as it can be called: the driver copies the arguments at
-    each call.
-    """
+    each call."""
 
     def __init__(
         self, function: LoadedFunction, launch: KernelLaunch, arguments: Sequence[bytes], call: Call | None = None

@@ -25,8 +25,7 @@ Far = Mapping[str, NDArray[np.uint16]]
 
 class NotInterpreted(RuntimeError):
     """The kernel has an instruction that the interpreter does not model, so that nothing can be said of it; the message
-    is one sentence.
-    """
+    is one sentence."""
 
 
 class InterpreterBackend:
@@ -39,8 +38,7 @@ class InterpreterBackend:
         self, step_limit: int = ptx.DEFAULT_STEP_LIMIT, far: Far | None = None, late_blocks: bool = False
     ) -> None:
         """A kernel that runs for more than `step_limit` instructions is taken never to end. `far` spreads buffers over
-        addresses, with `late_blocks` some begin late (`ptx.run_launch`).
-        """
+        addresses, with `late_blocks` some begin late (`ptx.run_launch`)."""
         self.step_limit, self.far, self.late_blocks = step_limit, far or {}, late_blocks
 
     def placed(self, far: Far | None = None, late_blocks: bool = False) -> InterpreterBackend:
@@ -53,8 +51,7 @@ class InterpreterBackend:
         """See `Backend.run`. Faults are races, accesses out of bounds, deadlocks, kernels that do not end.
 
         Launches after one with a fault are not run. Raises `NotInterpreted`, and `LaunchError` for a launch that no
-        device would accept.
-        """
+        device would accept."""
         for execution in self._executions(compiled, launches, buffers, detect_races=True):
             if execution.faults:
                 return execution.faults

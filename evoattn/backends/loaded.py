@@ -48,8 +48,7 @@ class LaunchArguments:
     """The arguments of one `KernelLaunch` in one block of host memory, as cuLaunchKernelEx reads them.
 
     `bind` writes addresses into it, `set_stream` the stream; the driver copies all of it when the launch is enqueued.
-    Neither is safe without a lock where threads share the launch.
-    """
+    Neither is safe without a lock where threads share the launch."""
 
     def __init__(self, launch: KernelLaunch, function: int, places: dict[str, Place], platform: Platform) -> None:
         """`places` has every buffer that the launch names."""

@@ -27,8 +27,7 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
 def machine_code_hash(cubin: bytes) -> str:
     """sha256 (hex) of the instructions and constants of all kernels. Raises `ValueError` if there are none.
 
-    Names of inlined functions, comments and line numbers of the source do not count.
-    """
+    Names of inlined functions, comments and line numbers of the source do not count."""
     parts = sorted((name, content) for name, content in sections(cubin) if CODE_SECTIONS.match(name))
     if not any(name.startswith(".text.") for name, _ in parts):
         raise ValueError("the cubin has no instructions")

@@ -36,8 +36,7 @@ class Platform(Protocol):
     """The device side of the op. Tests put a recording one in its place.
 
     `launch(config, function, arguments, None)` is cuLaunchKernelEx: addresses in, the driver's status out, 0 for
-    success.
-    """
+    success."""
 
     device_type: str
     launch: Callable[[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, None], int]
@@ -81,8 +80,7 @@ class Platform(Protocol):
 
     def encode_map(self, tensor: TensorMap, address: int, destination: int) -> None:
         """Write the 128 bytes of a tensor map over the buffer at device `address` to host memory. Raises
-        `LaunchError`.
-        """
+        `LaunchError`."""
         ...
 
     def move_map(self, destination: int, address: int) -> None:

@@ -1,6 +1,5 @@
 """A `TensorMap` as the 128 bytes that the tensor copy engine reads; asks libcuda by ctypes, which torch has loaded
-already.
-"""
+already."""
 
 import ctypes
 from collections.abc import Callable
@@ -32,8 +31,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     """The CUtensorMap of `tensor_map` over the buffer at device `address`.
 
     Raises `LaunchError` where the driver refuses (an address or a stride that is no multiple of 16 bytes, a box side
-    over 256 …).
-    """
+    over 256 …)."""
     raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     aligned = (ctypes.addressof(raw) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     encode_at(aligned, tensor_map, address)

@@ -28,8 +28,7 @@ def load_products(device: str, *dtypes: str) -> None:
     """Have torch load its kernels for products and softmax of square matrices of `dtypes` (their names in torch) on
     `device`: cuBLAS takes some 0.2 s to start, which the first reference would wait for.
 
-    What fails here fails again where it is needed, and is said there.
-    """
+    What fails here fails again where it is needed, and is said there."""
     with suppress(ImportError, RuntimeError, AssertionError):  # the last of a torch without CUDA
         import torch
 

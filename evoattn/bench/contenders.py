@@ -129,8 +129,7 @@ def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple
     `choose`.
 
     Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError`
-    where it cannot be read.
-    """
+    where it cannot be read."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: it is no file of configs.")
     found = []

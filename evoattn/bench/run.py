@@ -189,8 +189,7 @@ def run_bench(
     """The rows of the problems; as each ends, a line on `progress` and a call of `keep` with all so far.
 
     `devices`: those of this machine unless given. Raises `FailedRun` where there is none, `GpuError` where none is of
-    the named kind, `ProblemError`, `ConfigError`, `StorageError` or `WorkerFailed`.
-    """
+    the named kind, `ProblemError`, `ConfigError`, `StorageError` or `WorkerFailed`."""
     wanted = list(dict.fromkeys(map(by_name_or_shape, words.problems)))
     devices = gpus.detect_devices() if devices is None else devices
     spec, device = choose_device(words.gpu, devices) if devices else (None, None)

@@ -54,8 +54,7 @@ def attempt(
 
     Why it cannot be; or what the compiler says, with registers and spills; whether it is right on the interpreter, and
     which element is wrong first; its relative cost; and where a CUDA device is, the same on it and the time. Exit code
-    0 if it is right. Nothing is recorded.
-    """
+    0 if it is right. Nothing is recorded."""
     with errors():
         from evoattn.families import registry
         from evoattn.model import gpu as gpus

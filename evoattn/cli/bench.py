@@ -43,8 +43,7 @@ def bench(
     """Time the best kernels beside every peer.
 
     The best recorded kernels of each problem (else its starting configs) take turns with every installed peer. Each
-    kernel is checked before and after it is timed. Needs a CUDA device.
-    """
+    kernel is checked before and after it is timed. Needs a CUDA device."""
     with errors():
         require_one_of("format", format, ("table", "json"))
         asked = peers.split(",")

@@ -41,8 +41,7 @@ def calibrate(
 
     Problems as people have them are searched together. Every time is kept as it is taken: a later run goes on.
     `evoattn.attention` takes the kernels of the list that is made, and a table says how good they are on problems left
-    out.
-    """
+    out."""
     with errors():
         from evoattn.engine.budget import parse_budget
         from evoattn.model.gpu import detect_devices

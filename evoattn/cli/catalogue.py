@@ -109,8 +109,7 @@ def families(
 ) -> None:
     """List the families, or one family's parameters.
 
-    Of each parameter: which values it may take, and what it means.
-    """
+    Of each parameter: which values it may take, and what it means."""
     with errors():
         from evoattn.families import registry
         from evoattn.families.registry import load_space

@@ -51,8 +51,7 @@ def fit(
 ) -> None:
     """Fit the cost model to measured times, and judge it by fits that leave problems out; needs no GPU.
 
-    The file says what it was made from and how it was judged.
-    """
+    The file says what it was made from and how it was judged."""
     with errors():
         from evoattn.cost import fitted
         from evoattn.cost.training import experiments, measured
@@ -84,8 +83,7 @@ def fit(
 def judge(files: Files = None, each: Each = 40, judged: Judged = None, jobs: Jobs = None) -> None:
     """How well does the cost model order kernels of problems that it was not fitted to? Needs no GPU.
 
-    Prints the tables of reports/cost_model.md, and writes no fit.
-    """
+    Prints the tables of reports/cost_model.md, and writes no fit."""
     with errors():
         from evoattn.cost.training import experiments, measured
 

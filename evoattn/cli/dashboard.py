@@ -22,8 +22,7 @@ def dashboard(
     """Show a study in a browser with optuna-dashboard.
 
     History, importances, parallel coordinates, every trial with its source. It follows a search that is running. The
-    database is only read: what is changed in the browser is not kept. Ctrl-C ends it.
-    """
+    database is only read: what is changed in the browser is not kept. Ctrl-C ends it."""
     with errors(), opened(db) as storage:
         from evoattn.dashboard.serve import Dashboard, listen, serve
 

@@ -23,8 +23,7 @@ def copy(
 ) -> None:
     """Copy a database to another one: a file to a PostgreSQL server, or back.
 
-    Numbers of trials stay the same. The target has to be empty, and holds everything or nothing at the end.
-    """
+    Numbers of trials stay the same. The target has to be empty, and holds everything or nothing at the end."""
     with errors():
         from evoattn.storage import Storage
         from evoattn.storage.copying import copy_database

@@ -50,8 +50,7 @@ def best_sentence(progress: Progress) -> str:
 def curve(improvements: Sequence[tuple[float, float]], seconds: float, columns: int = CURVE_COLUMNS) -> str:
     """The best value over time as one line of bars, from the first improvement to now: the lower, the better.
 
-    `improvements` are (seconds, value), both in order. Empty below two of them.
-    """
+    `improvements` are (seconds, value), both in order. Empty below two of them."""
     if len(improvements) < 2:
         return ""
     first, worst, best = improvements[0][0], improvements[0][1], improvements[-1][1]

@@ -65,8 +65,7 @@ def export(
 ) -> None:
     """Write a recorded kernel for use without evoattn.
 
-    One file that plain nvcc builds, or a PyTorch extension.
-    """
+    One file that plain nvcc builds, or a PyTorch extension."""
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         if kind is ExportFormat.TORCH:
             from evoattn.export.header import export_torch, write_folder

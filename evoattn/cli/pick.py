@@ -21,8 +21,7 @@ def pick(
     """Print the kernel that would run for a shape, and why.
 
     It is what your own `evoattn tune` or `evoattn search` kept for exactly this shape, else what the cost model chooses
-    out of the kernels that were fast on such a card.
-    """
+    out of the kernels that were fast on such a card."""
     with errors():
         from evoattn.model.errors import WrongUse
         from evoattn.model.gpu import detect_devices

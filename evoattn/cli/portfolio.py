@@ -128,8 +128,7 @@ def check(
     """What do picks lose on problems that they were not built from, on the GPU that is here?
 
     For each problem the pick, the best kernels of a search, and every peer are timed in turns. All problems are
-    searched together, and what is compiled for one is timed on others that it serves.
-    """
+    searched together, and what is compiled for one is timed on others that it serves."""
     with errors():
         from evoattn.bench.contenders import read_configs
         from evoattn.model.gpu import detect_devices

@@ -39,8 +39,7 @@ def profile(
     """Read hardware counters of a recorded kernel with ncu.
 
     ncu is Nsight Compute on the command line. It tells how busy tensor cores and memory are, occupancy, and what warps
-    wait for, of the kernel and of a peer. The counters are kept; `show` and the page of `report` print them too.
-    """
+    wait for, of the kernel and of a peer. The counters are kept; `show` and the page of `report` print them too."""
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.report.counters import counters_table
         from evoattn.report.show import print_counters

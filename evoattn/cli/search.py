@@ -138,8 +138,7 @@ def search(
     Ctrl-C or SIGTERM ends the search without its final comparison. All that was found is kept, and --resume goes on.
 
     Without a GPU, name one by --gpu: kernels are then compiled for it, checked on an interpreter and ranked by a cost
-    model, but never timed.
-    """
+    model, but never timed."""
     with errors():
         from evoattn.search import request
 

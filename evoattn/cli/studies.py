@@ -52,8 +52,7 @@ def report(
     """Show what a study found, and what to do next.
 
     The best kernel, how sure that is, where it is kept and the next commands, on one screen. --full adds the
-    leaderboard and all that was learnt on the way; --format html writes a page of it with plots.
-    """
+    leaderboard and all that was learnt on the way; --format html writes a page of it with plots."""
     with errors():
         wanted = named_study(study, word)
         require_one_of("format", format, ("table", "json", "html"))
@@ -121,8 +120,7 @@ def show(
 ) -> None:
     """Show all that is recorded of one trial.
 
-    Its config, state, evidence and lineage, and where it ran.
-    """
+    Its config, state, evidence and lineage, and where it ran."""
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.report.show import print_trial
 

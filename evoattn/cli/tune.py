@@ -18,8 +18,7 @@ def tune(
     """Search kernels for what a model asks of attention.
 
     All problems are searched together on the first CUDA device; most of the time goes where the most time is spent.
-    Winners are kept in the user's data folder, and `evoattn.attention` in Python takes them from then on.
-    """
+    Winners are kept in the user's data folder, and `evoattn.attention` in Python takes them from then on."""
     with errors():
         from rich.console import Console
 

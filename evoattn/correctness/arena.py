@@ -1,6 +1,5 @@
 """The memory that a candidate runs in: its buffers in one allocation, guard bands on either side of each, the pristine
-data behind them.
-"""
+data behind them."""
 
 from dataclasses import dataclass
 
@@ -14,12 +13,10 @@ ALIGNMENT = 256
 """Bytes: what cudaMalloc guarantees."""
 BANDS = (0x5A, 0xFF)
 """What the bands hold in a first and a second run: a number that a wrong read would take for a large logit, then
-NaN.
-"""
+NaN."""
 POISON_BYTE = 0xFF
 """Outputs and scratch buffers hold it before a run: NaN in every dtype, and never the NaN that a GPU computes (0x7FFF…;
-PTX ISA, cvt).
-"""
+PTX ISA, cvt)."""
 UNWRITTEN = -1
 """The bits of an element that still holds it, as a signed integer."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -56,8 +53,7 @@ class Arena:
     """`buffers` by name, flat, for the launches; `views` of inputs and outputs in their logical shapes.
 
     Inputs are copies of `inputs`, which `changed_inputs` compares them with; those of `changed` are compared with what
-    a kernel leaves there, by name.
-    """
+    a kernel leaves there, by name."""
 
     def __init__(
         self,
@@ -93,8 +89,7 @@ class Arena:
 
     def arm(self, band: int = BANDS[0]) -> None:
         """Before a run: bands of `band` bytes, outputs and scratch buffers poisoned, or zeroed where
-        `starts_zeroed`, and inputs that a kernel changes written again.
-        """
+        `starts_zeroed`, and inputs that a kernel changes written again."""
         self._band = band
         for piece in self._bands:
             piece.fill_(band)
@@ -126,14 +121,12 @@ class Arena:
 
     def changed_bands(self) -> torch.Tensor:
         """Bytes of the bands that are not what `arm` wrote: int64 scalar on the device, so that the caller chooses when
-        to wait.
-        """
+        to wait."""
         return (torch.cat(self._bands) != self._band).sum()
 
     def changed_inputs(self) -> list[torch.Tensor]:
         """Elements of each input that are not what they should be after a run, bit for bit: int64 scalars on the
-        device, in the order of `inputs`.
-        """
+        device, in the order of `inputs`."""
         return [(bits(now) != bits(after)).sum() for now, after in self.inputs.values()]
 
     @property
@@ -149,14 +142,12 @@ class Arena:
     @property
     def zeroed(self) -> tuple[str, ...]:
         """Names of the scratch buffers that hold zeros before a run and must hold them after it
-        (`Family.workspace`).
-        """
+        (`Family.workspace`)."""
         return tuple(filter(starts_zeroed, self._scratch))
 
     def dirty_zeros(self) -> list[torch.Tensor]:
         """Bytes of each of `zeroed` that are not zero: int64 scalars on the device. Nothing clears them between the
-        calls of a graph.
-        """
+        calls of a graph."""
         return [(self._bytes[name] != 0).sum() for name in self.zeroed]
 
     def touched_band(self) -> str:
@@ -172,8 +163,7 @@ class Vault:
     """Says whether anybody wrote into data that no kernel is ever handed: the original inputs and the answers.
 
     A kernel that writes far past its buffers lands in whatever the allocator put there; without this the candidate
-    after it would pay.
-    """
+    after it would pay."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = [bits(t) for t in tensors]

@@ -35,8 +35,7 @@ def make_inputs(
     Of kinds beside its own, `low_scores` gives all pairs one score so low that the exponential of a hidden key's 0
     overflows; `large_gradients` makes every other row of dO large and the others 0; `parts_of_keys` says that O and the
     log-sum-exps are of more keys than these, as where several devices have some keys each.
-    Raises `ValueError` on an unknown kind.
-    """
+    Raises `ValueError` on an unknown kind."""
     own = {"low_scores": "plain", "large_gradients": "plain", "parts_of_keys": "plain"}
     forward = problem.with_(op="forward", grads="", deterministic=False)
     tensors = inputs.make_inputs(forward, seed, device, own.get(kind, kind), tile)
@@ -84,8 +83,7 @@ def make_answer(
     Scores are fp32, and so are log-sum-exps, so that P has a relative error of that of a score: `units` of 2^-24 of the
     largest (`reference.Exact`). It is multiplied by what a gradient is a sum of, not by the sum: `Gradients.bounds`.
     Of normal inputs this is far below the rest, of logits of 1,000 above it. Of inputs whose gradients cancel out
-    (`CANCELLING`) the same holds for the rounding of dS to 16 bits, of which `low` is a sample of few rows.
-    """
+    (`CANCELLING`) the same holds for the rounding of dS to 16 bits, of which `low` is a sample of few rows."""
     dtype = torch_dtype(problem)
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
     exact = exact_gradients(problem, tensors, exact_dtype)

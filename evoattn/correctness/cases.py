@@ -43,8 +43,7 @@ def begin_apart(problem: AttentionProblem, rows: int, tile: int, split: int) -> 
     """Problems under a window whose tiles of `rows` queries begin at different tiles of keys; empty without a window.
 
     If `split` blocks take every `split`-th tile of keys each, also some in which the first 64 rows of a tile see none
-    of the keys of a block which its other rows see: by a window of one key.
-    """
+    of the keys of a block which its other rows see: by a window of one key."""
     if not problem.window:
         return []
     side = rows + tile + 5
@@ -67,8 +66,7 @@ def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1
 
     Of a causal mask in the upper left corner alone the last row moves an edge: it is the only one that sees a tile,
     which is not the first of one of `split` blocks that share the keys.
-    Empty for masks whose edges no length moves.
-    """
+    Empty for masks whose edges no length moves."""
     mask, side = problem.masking, 2 * max(rows, 2 * tile) + 5
     if not mask.causal:
         return []
@@ -153,8 +151,7 @@ def appended_cases(problem: AttentionProblem, rows: int, tile: int) -> list[tupl
 def sequenced(problem: AttentionProblem, page: int = 0) -> AttentionProblem:
     """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
 
-    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest.
-    """
+    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest."""
     rows, keys = problem.seqlen_q, problem.seqlen_k
     queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
     lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
@@ -296,8 +293,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
 
     All keep the compile-time key of `problem` (head_dim, dtype, mask, variants), so they run the very cubin that is
     timed.
-    Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
-    """
+    Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd."""
     if problem.appended:
         return appended_cases(problem, 1, 64)
     other = "bshd" if problem.layout == "bhsd" else "bhsd"

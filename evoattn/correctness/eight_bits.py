@@ -34,8 +34,7 @@ def quantised(
     `values` are float32 of `sequences.whole_shape`. Scales broadcast over them: of all, of each sequence's K/V heads or
     of each block, row or columns of a row, so that the largest value is near the end of the range. `extreme`: some
     scales are 0 (of every other head, or every third row or block), some numbers are at either end of the range, and -0
-    is among them.
-    """
+    is among them."""
     element = problem.element_of(tensor)
     sizes = values.abs().nan_to_num(0)
     per_token = problem.scales in (PER_TOKEN, PER_COLUMNS)
@@ -159,8 +158,7 @@ def dequantised(
     """The problem without 8 bits and its inputs: in `dtype` the numbers that they stand for, exactly in float64. The
     same where it has none.
 
-    A page in use is one of a single sequence, as in the inputs of checks.
-    """
+    A page in use is one of a single sequence, as in the inputs of checks."""
     shapes = problem.scale_shapes
     if not shapes:
         return problem, dict(tensors)

@@ -91,8 +91,7 @@ def exact_gradients(
     `lse` are taken as they are given, so that they may be those of more keys than these.
 
     With P = exp(S - lse), dP = dO Vᵀ and delta = Σ dO · O - dlse it is dS = P (dP - delta) times the derivative of what
-    is done to scores, and dV = Pᵀ dO, dQ = dS K · scale, dK = dSᵀ Q · scale (FlashAttention 2, section 2.3).
-    """
+    is done to scores, and dV = Pᵀ dO, dQ = dS K · scale, dK = dSᵀ Q · scale (FlashAttention 2, section 2.3)."""
     given = _given(problem, tensors, dtype)
     made, bounds = (_zeros(problem, dtype, tensors["q"].device) for _ in range(2))
     for chunk in _chunks(problem, tensors, given, dtype, scores_at_once):

@@ -44,8 +44,7 @@ def make_inputs(
     grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs. Packed
     sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show. Tensors of
     8 bits are these values quantised, beside their scales (`eight_bits.quantised`). Raises `ValueError` on another
-    kind: it would be plain unseen.
-    """
+    kind: it would be plain unseen."""
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -118,8 +117,7 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
 def _first_dimension(values: torch.Tensor, name: str) -> None:
     """Let the first dimension decide which of the two long keys is higher: the same way for all rows, queries or heads,
     or of 16 in 32 for eight the other way than for the next eight. Heads, or queries whose rows are heads, take turns;
-    the keys of every other batch are the other way round.
-    """
+    the keys of every other batch are the other way round."""
     batches, heads, rows, dim = values.shape
     batch, head, row = torch.meshgrid(*map(torch.arange, (batches, heads, rows)), indexing="ij")
     if name == "k":

@@ -20,8 +20,7 @@ Outputs = dict[str, torch.Tensor]
 
 def dirty_sentence(zeroed: tuple[str, ...], counts: list[int]) -> str:
     """Which of the scratch buffers `zeroed` the next launch would not find so, by their bytes that are not zero; empty
-    if none.
-    """
+    if none."""
     name = next((name for name, count in zip(zeroed, counts, strict=True) if count), "")
     return name and f"the kernel did not leave zeros in {name}, where its next launch expects them."
 
@@ -55,8 +54,7 @@ def why_different(first: Outputs, other_bands: Outputs, third: Outputs, fourth: 
     """Two further runs tell nondeterminism from out-of-bounds reads: a sentence.
 
     `first` and `other_bands` differ. They ran on the same inputs with other bytes in the guard bands; `third` and
-    `fourth` ran with the bytes of `first`.
-    """
+    `fourth` ran with the bytes of `first`."""
     count = different(first, other_bands)
     if not different(first, third) and not different(first, fourth):
         return f"{count} outputs change with the bytes outside the buffers: the kernel reads out of bounds."
@@ -153,8 +151,7 @@ def first_wrong(outputs: Mapping[str, torch.Tensor], answer: Answer) -> str:
     wrong.
 
     An element is wrong if it was never written, is NaN, or is further from the exact answer than `answer` allows a
-    single element to be. Empty if there is none: the error is then one of many elements together.
-    """
+    single element to be. Empty if there is none: the error is then one of many elements together."""
     return next(filter(None, (_first(outputs[name], name, exact) for name, exact in answer.items())), "")
 
 

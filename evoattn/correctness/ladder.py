@@ -64,8 +64,7 @@ class Ladder:
     """The cases in one arena. A candidate's launches for all of them are enqueued, then all is judged together, as
     `validate.run_case` judges one case.
 
-    Only where something is wrong are the cases run one by one, to say what it is.
-    """
+    Only where something is wrong are the cases run one by one, to say what it is."""
 
     def __init__(self, cases: Sequence[Case], device: torch.device) -> None:
         self.cases, self._device = tuple(cases), device

@@ -73,8 +73,7 @@ def make_answer(
     """The numbers, which are to the last bit what float32 makes of them: value · (1 / scale), rounded to the nearest.
 
     Of a mean the bits depend on the order of its sum. It is float64 here, and a number may lie one step away, few of
-    them in all. What is no finite number counts for no scale and no mean.
-    """
+    them in all. What is no finite number counts for no scale and no mean."""
     if problem.op == TURN:
         return {"numbers": Exact(eight_bits.turn(tensors["x"]).double(), 0.0, 0.0)}
     if problem.op in TOGETHER:

@@ -32,8 +32,7 @@ def exact_attention(
 
     torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that no more
     than `scores_at_once` scores are held, or one row of them; a row that sees no key is 0. `others` are the inputs
-    beside q, k and v that the problem has.
-    """
+    beside q, k and v that the problem has."""
     wide = torch.float32 if dtype.itemsize == 1 else dtype
     cut = eight_bit_sums(problem.head_dim) if dtype.itemsize == 1 else 0.0
     if problem.varlen:
@@ -111,8 +110,7 @@ def exact_lse(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, others: Mapping[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
     """Σ exp of each query's scores, and of its sink, as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf
-    for nothing to sum.
-    """
+    for nothing to sum."""
     if problem.varlen:
         if problem.page:
             k, problem = sequences.out_of_pages(problem, others, k), problem.with_(page=0)
@@ -181,8 +179,7 @@ class Exact:
     the largest log-sum-exp besides: a row whose highest score is -40,000 has weights 0.2 % off, alike in all of it.
 
     The log-sum-exp, where the problem asks for it, is fp32 from fp32 scores: 2e-4 (the polynomial exponential is 9e-5
-    off) and 2e-5 of the largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
-    """
+    off) and 2e-5 of the largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3."""
 
     values: torch.Tensor
     allowed_error: float

@@ -1,6 +1,5 @@
 """compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), races in shared memory
-(racecheck), and other tools by their names.
-"""
+(racecheck), and other tools by their names."""
 
 import json
 import re
@@ -45,8 +44,7 @@ def sanitize(
 ) -> dict[str, str]:
     """What each tool says of a candidate at the first small shapes: `CLEAN`, or a sentence.
 
-    Each tool runs in a process of its own. `find` gives the path of compute-sanitizer, None if it is not installed.
-    """
+    Each tool runs in a process of its own. `find` gives the path of compute-sanitizer, None if it is not installed."""
     path = find()
     if path is None:
         return dict.fromkeys(tools, NOT_INSTALLED)

@@ -29,8 +29,7 @@ def make_key_terms(
     order, and behind the last key in use `NO_PAGE`, with `extreme` a page that there is.
 
     `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, one of all keys three more or `MOST`, and a last
-    packed sequence of no queries or no keys ends before it begins.
-    """
+    packed sequence of no queries or no keys ends before it begins."""
     made: dict[str, torch.Tensor] = {}
     if problem.varlen:
         for name, lengths in zip(("cu_seqlens_q", "cu_seqlens_k"), zip(*problem.sequences, strict=True), strict=True):
@@ -65,8 +64,7 @@ def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, 
     NaN, is -128 there.
 
     `values` is of `whole_shape` and changed in place; the result has the logical shape `problem.shape` of K or V.
-    Scales per token, `[batch, kv_heads, seqlen_k, 1]`, are stored likewise.
-    """
+    Scales per token, `[batch, kv_heads, seqlen_k, 1]`, are stored likewise."""
     _, kv_heads, _, dim = values.shape
     nothing = math.nan if values.is_floating_point() else torch.iinfo(values.dtype).min
     room = problem.table_pages * problem.page if problem.page else problem.seqlen_k
@@ -121,8 +119,7 @@ def sequence(
 ) -> tuple[AttentionProblem | None, list[torch.Tensor]]:
     """One batch's keys as a problem of its own length, and its part `[kv_heads, keys, head_dim]` of K and V.
 
-    None for a sequence without keys. Raises `KeyError` where `others` lacks the table.
-    """
+    None for a sequence without keys. Raises `KeyError` where `others` lacks the table."""
     if not problem.seqused:
         return problem, [tensor[batch] for tensor in tensors]
     keys = problem.key_lengths[batch]

@@ -50,8 +50,7 @@ def make_terms(
     fp32 does not hold, slopes of which every other is steep and negative, and a bias that hides all keys from the first
     query, the last half of them from the second and every third one from the fourth, and takes 10,000 from every other
     score of the third. Nothing is hidden so from an expression, which may make infinity of it or NaN, and such a row
-    has no answer. The columns of a bias past the last key are NaN, and so is what no query and key read of a table.
-    """
+    has no answer. The columns of a bias past the last key are NaN, and so is what no query and key read of a table."""
     made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
     heads, positive = torch.arange(problem.heads, device=device), _divisors(problem)
     for table in problem.own_tables:
@@ -163,8 +162,7 @@ def terms_of(
     """The terms of some heads and query rows of a batch. `others` holds the problem's inputs beside q, k and v, of a
     packed sequence also its number `b`.
 
-    Raises `KeyError` where the problem has an input that `others` lacks.
-    """
+    Raises `KeyError` where the problem has an input that `others` lacks."""
     given = {name: (others or {})[name] for name in problem.term_shapes}
     queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
     keys = torch.arange(problem.seqlen_k, device=device)

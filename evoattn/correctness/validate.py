@@ -33,8 +33,7 @@ def check(backend: Backend, kernel: BuiltKernel, case: Case, repeat: bool = Fals
     twice: the bits of both are compared, or both are judged in outputs whose bits may differ (`Family.unordered`).
 
     The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other
-    bytes in the bands, so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
-    """
+    bytes in the bands, so that an answer that depends on them shows. Raises `LaunchError` if the launch fails."""
     return run_case(backend, kernel, case, repeat)[0]
 
 

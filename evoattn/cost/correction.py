@@ -1,8 +1,7 @@
 """What the cost model's scores are multiplied by on a card that its owner has calibrated: the sum of trees of each
 family, and what single kernels differ from these by, fitted to times that were measured on it (`correction_fit.py`).
 
-Only the order of kernels of one problem is corrected. Reading a correction imports no NumPy.
-"""
+Only the order of kernels of one problem is corrected. Reading a correction imports no NumPy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The fit of a card's correction: trees for what the cost model leaves over within each problem, then for each kernel
 the means of what they leave over, on all problems and on a class of them. Whether these choose better than the model
-without them is judged on problems left out, family by family; where not, nothing is corrected.
-"""
+without them is judged on problems left out, family by family; where not, nothing is corrected."""
 
 import math
 import multiprocessing

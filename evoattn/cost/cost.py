@@ -2,8 +2,7 @@
 
 A cost orders candidates of one problem on one GPU; it is no time. The physical part says what each unit of the card has
 to do (`physics.py`); trees, fitted to times measured on an H100 and an H200, correct what it leaves over
-(`fitted.py`). `reports/cost_model.md` says how well that orders kernels, and of which cards nothing was measured.
-"""
+(`fitted.py`). `reports/cost_model.md` says how well that orders kernels, and of which cards nothing was measured."""
 
 import math
 from collections.abc import Sequence
@@ -75,8 +74,7 @@ def cost(
     """The cost of a config that `why_invalid` lets through; None if no block of it fits on an SM.
 
     `registers` per thread and `spill_bytes` are the compiler's, if it was compiled: 0 registers stand for the family's
-    estimate.
-    """
+    estimate."""
     known = fitted or load()
     found = physical_part(problem, config, gpu, registers, known)
     if found is None:
@@ -137,8 +135,7 @@ class Model:
         single kernels: 1 where there is neither.
 
         No kernel with expressions of a problem's own was measured for the trees that ship. Trees are asked of the
-        problem without them, and what they add to the physical part stays as it is.
-        """
+        problem without them, and what they add to the physical part stays as it is."""
         family = configs[0].family
         sums = [(trees, most) for trees, most in self._sums(family) if trees is not None]
         timed, others = self.own.timed(problem), self.own.kernels.get(ANYWHERE, {})

@@ -1,7 +1,6 @@
 """What was fitted to measured times: weights of the physical terms, and trees for what the terms leave over.
 
-Plain numbers in `data/fitted.npz`; `evoattn cost fit` makes the file anew.
-"""
+Plain numbers in `data/fitted.npz`; `evoattn cost fit` makes the file anew."""
 
 import json
 from collections.abc import Iterator, Mapping

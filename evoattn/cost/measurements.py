@@ -1,8 +1,7 @@
 """The measured times of campaigns, in columns: one file a card, `reports/measurements/CARD.npz`. One more has
 landscapes, the times of many configs, good and bad, on a few problems: they are read only, and say more of each kernel.
 
-Its README says what each column is. What is read is what was written, but for how long a kernel took to compile.
-"""
+Its README says what each column is. What is read is what was written, but for how long a kernel took to compile."""
 
 import gzip
 import json

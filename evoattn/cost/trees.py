@@ -2,8 +2,7 @@
 
 Nodes are in the order of a walk that takes the left side first, as scikit-learn has them. So a node's left child is the
 next node, and the right child so many nodes on as the left side has and one. Inner nodes ask few different questions:
-each has the number of its own in a table of them.
-"""
+each has the number of its own in a table of them."""
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ class OnlyLooks:
     """An application that passes on what only looks, asked by a name of this machine.
 
     A page of another site may have a browser ask here under the site's own name, which it lets lead to this machine
-    (DNS rebinding): what comes under that name is refused. A page cannot do so under an address.
-    """
+    (DNS rebinding): what comes under that name is refused. A page cannot do so under an address."""
 
     def __init__(self, app: App, host: str) -> None:
         """`host`: where the server listens."""

@@ -97,8 +97,7 @@ class Devices:
         """Those that can take a candidate now. One that is to time the reference kernel is given that; the first is
         left to the referee while that wants it.
 
-        As long as no reference is known, one candidate at a time is on any board: the first right one becomes it.
-        """
+        As long as no reference is known, one candidate at a time is on any board: the first right one becomes it."""
         self.referee.go_on(self._progress.recorded)
         for device in self.devices:
             if not device.worker.idle or (device is self.first and self.referee.wants_board):

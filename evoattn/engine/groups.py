@@ -42,8 +42,7 @@ class Kernel:
 class Group:
     """Problems that one compiled kernel can serve: equal dtype, head_dim and mask.
 
-    `spent` counts what the group has cost, `weight` the share that it is due.
-    """
+    `spent` counts what the group has cost, `weight` the share that it is due."""
 
     name: str
     problems: list[AttentionProblem]

@@ -2,8 +2,7 @@
 candidates.
 
 The peers may take seconds to get going (FlashAttention 4 compiles for ten). They do so here while candidates are timed;
-the board is theirs alone only for the fraction of a second in which they are timed themselves.
-"""
+the board is theirs alone only for the fraction of a second in which they are timed themselves."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -34,8 +33,7 @@ class Referee:
 
     `make` starts its worker; it gives None where the board can have only one, `device`'s, which then does this too.
 
-    Where its own worker does not start, `device`'s takes over.
-    """
+    Where its own worker does not start, `device`'s takes over."""
 
     def __init__(self, make: Callable[[], BaseWorker | None], device: Device, seconds: float) -> None:
         """`seconds`: what one candidate may take."""
@@ -112,8 +110,7 @@ class Referee:
         board.
 
         `device`: whose worker holds it where the referee has none; None: the first board's. `earlier` gets the peers'
-        first times if they come only now. Raises `SearchError` if the final cannot be held.
-        """
+        first times if they come only now. Raises `SearchError` if the final cannot be held."""
 
         def before(outcome: Outcome) -> None:
             if result := self.take(outcome):

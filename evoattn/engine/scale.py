@@ -27,8 +27,7 @@ class Scale:
     """Turns times of several boards into times that can be ranked.
 
     A candidate's time divided by the reference's on the same board is a ratio without a board. Times the reference's
-    first time it is in µs again: those of the board that timed the reference first.
-    """
+    first time it is in µs again: those of the board that timed the reference first."""
 
     def __init__(self, boards: Iterable[str]) -> None:
         self.boards = tuple(boards)

@@ -44,8 +44,7 @@ class DeviceEvaluator:
     """Validates and times candidates for one problem on one device. Lives in the worker process.
 
     `broken` once its CUDA context is lost, or may have been harmed. The inputs' seed is drawn for each process, so that
-    no kernel can have been made for them.
-    """
+    no kernel can have been made for them."""
 
     def __init__(
         self,
@@ -225,8 +224,7 @@ class DeviceEvaluator:
     def final(self, task: HoldFinal) -> FinalResult:
         """The finalists, and every peer that is not refused and answers right, over the same inputs in the same memory.
 
-        The process is `broken` after a result that is not complete. Raises only for a bug of ours.
-        """
+        The process is `broken` after a result that is not complete. Raises only for a bug of ours."""
         self.broken = True
         peers = {name: peer for name, peer in self._peers.items() if name not in task.refused}
         if task.protocol.proves:

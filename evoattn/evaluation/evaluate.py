@@ -1,7 +1,6 @@
 """Without a device: a candidate is compiled, its answers are checked on the interpreter, and it is ranked.
 
-Every failure becomes a state with a sentence; nothing is raised for a bad kernel.
-"""
+Every failure becomes a state with a sentence; nothing is raised for a bad kernel."""
 
 import time
 from typing import Any

@@ -134,8 +134,7 @@ class DeviceHandler(Handler):
 def keep_freed_memory() -> bool:
     """Have malloc keep what is freed; whether the C library can do so (glibc can).
 
-    A compile of a flash_wgmma kernel takes 2,250 page faults without it, and none with it: 6 to 10 % of its time.
-    """
+    A compile of a flash_wgmma kernel takes 2,250 page faults without it, and none with it: 6 to 10 % of its time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

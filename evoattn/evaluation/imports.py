@@ -1,8 +1,7 @@
 """What worker processes import, which takes seconds, and how that is made short: torch's shared libraries are loaded
 while Python imports something else, and no garbage is looked for meanwhile.
 
-Nothing here starts CUDA: a process that is forked after it could not use it any more.
-"""
+Nothing here starts CUDA: a process that is forked after it could not use it any more."""
 
 import ctypes
 import gc

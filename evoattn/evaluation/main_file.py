@@ -47,8 +47,7 @@ def as_asked() -> Iterator[None]:
 def require_startable() -> None:
     """Raise `WrongUse` in a process of another library that can start none: `multiprocessing` allows that neither to a
     daemonic one, as those of its `Pool`, nor to one that still imports the main file, and says so only after a study
-    has begun.
-    """
+    has begun."""
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
         raise WrongUse(

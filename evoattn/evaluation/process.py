@@ -83,8 +83,7 @@ def die_with_parent(whole_group: bool = False) -> None:
     """In a worker: be killed when the process that asked for it ends, however that ends and whatever the worker does;
     with `whole_group` all processes of its group are.
 
-    Its own parent is the server, which does not end before its workers have.
-    """
+    Its own parent is the server, which does not end before its workers have."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_outlive_nobody, args=(parent.sentinel, whole_group), daemon=True).start()

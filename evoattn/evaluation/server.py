@@ -2,8 +2,7 @@
 
 So a worker is there in milliseconds once that process is: at the start, and after a kernel that broke its context. It
 may leave out torch, whose import takes seconds: then it soon forks the workers that need none, and of those that do one
-is begun ahead, before it is known what it will do.
-"""
+is begun ahead, before it is known what it will do."""
 
 import multiprocessing
 import os

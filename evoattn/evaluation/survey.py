@@ -24,8 +24,7 @@ them."""
 class Surveyor:
     """Checks a kernel by the small cases that a study's candidates pass, and times it. Lives in the worker process.
 
-    `broken` once the CUDA context is lost, or may have been harmed.
-    """
+    `broken` once the CUDA context is lost, or may have been harmed."""
 
     def __init__(self) -> None:
         self.broken, self._seed = False, int.from_bytes(os.urandom(4))

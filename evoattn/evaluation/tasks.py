@@ -21,8 +21,7 @@ from evoattn.timing.protocol import Protocol
 class Compile:
     """For a compile worker: `config` as `family` has it for `problem`. The answer is `Rendered`.
 
-    `candidate`: as it was rendered already; None: the worker renders it by `render`, which is sent by its name.
-    """
+    `candidate`: as it was rendered already; None: the worker renders it by `render`, which is sent by its name."""
 
     family: Family
     config: KernelConfig
@@ -64,8 +63,7 @@ class Rendered:
 class Evaluate:
     """For the GPU worker: validate and time one candidate. The answer is an `Evaluation`.
 
-    `best_us`: the best median so far: a candidate far behind it is `PRUNED`. None: it is proved in full.
-    """
+    `best_us`: the best median so far: a candidate far behind it is `PRUNED`. None: it is proved in full."""
 
     kernel: BuiltKernel
     best_us: float | None
@@ -108,8 +106,7 @@ class OnProblem:
 class Survey:
     """For the GPU worker: times of one kernel on several problems that it serves. The answer is a `Surveyed`.
 
-    `best_us`: the best time so far of each, infinity where none is known. `check`: it passes the small cases first.
-    """
+    `best_us`: the best time so far of each, infinity where none is known. `check`: it passes the small cases first."""
 
     kernel: BuiltKernel
     problems: tuple[AttentionProblem, ...]

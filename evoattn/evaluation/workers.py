@@ -49,8 +49,7 @@ def nothing() -> None:
 class BaseWorker(ABC):
     """Runs one task at a time, wherever that is. `ask` waits for a task's end; `submit` and `poll` do not wait.
 
-    A task over its deadline, or a death, costs that task and a fresh process.
-    """
+    A task over its deadline, or a death, costs that task and a fresh process."""
 
     connection: Connection
     """Readable when there may be something to `poll`."""
@@ -101,8 +100,7 @@ class BaseWorker(ABC):
         """Wait until the worker is idle, give it the task, and wait for its end.
 
         The task may take `seconds`, its start not counted. `refresh` is called several times per second meanwhile.
-        `earlier` gets the outcome of the task that the worker still had. Raises `WorkerFailed`.
-        """
+        `earlier` gets the outcome of the task that the worker still had. Raises `WorkerFailed`."""
         while not self.idle:
             if outcome := self._step(refresh):
                 earlier(outcome)

@@ -121,8 +121,7 @@ def export_source(storage: Storage, trial: Trial) -> str:
     """The text of one .cu file for a recorded trial, of whatever state, that has a source.
 
     `nvcc -arch=sm_XX kernel.cu -o kernel && ./kernel` prints errors and times, exit code 0 only if the answer is right
-    before and after the timing. Raises what `Recorded.read` raises.
-    """
+    before and after the timing. Raises what `Recorded.read` raises."""
     recorded = Recorded.read(storage, trial)
     target = Target.of(recorded)
     guard, end_guard = target.guard

@@ -37,8 +37,7 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 def export_header(storage: Storage, trial: Trial) -> str:
     """The text of a header, without problem constants and without `main`, that any number of files may include.
 
-    Raises what `recorded_for_host` raises.
-    """
+    Raises what `recorded_for_host` raises."""
     recorded = recorded_for_host(storage, trial)
     return header(recorded, provenance(storage, recorded))
 
@@ -117,8 +116,7 @@ TORCH_CPP = {"fp16": "kHalf", "bf16": "kBFloat16", "fp32": "kFloat"}
 def export_torch(storage: Storage, trial: Trial, folder_name: str) -> dict[str, str]:
     """The texts of the folder's files by their names; `folder_name` is what it will be called.
 
-    Raises what `recorded_for_host` raises.
-    """
+    Raises what `recorded_for_host` raises."""
     recorded = recorded_for_host(storage, trial)
     about, target, problem = provenance(storage, recorded), Target.of(recorded), recorded.problem
     words = {

@@ -1,7 +1,6 @@
 """A kernel's launches in C++: those of its family, worked out with sizes, strides and the number of SMs left open.
 
-All else depends on config, head_dims, dtype, mask and `lse` alone, and is a number in the text.
-"""
+All else depends on config, head_dims, dtype, mask and `lse` alone, and is a number in the text."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class OpenProblem(AttentionProblem):
 def host_code(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str:
     """What `templates/export/api.h` asks of this kernel: constants, `refusal` and `plan`.
 
-    It is for all GPUs of the architecture: of L2, which is asked for in `gangs.py`, they have the least.
-    """
+    It is for all GPUs of the architecture: of L2, which is asked for in `gangs.py`, they have the least."""
     one = OpenProblem.like(problem)
     l2 = min(row.l2_bytes for row in (gpu, *GPUS.values()) if row.arch == gpu.arch)
     sm_count: Any = Number("sm_count")

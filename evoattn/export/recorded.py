@@ -69,8 +69,7 @@ def comment(lines: list[str]) -> str:
     """`lines` as `//` comments.
 
     What they quote comes from a database, and nothing in it can end a comment or go on into the next line: only
-    printable ASCII is kept, without backslashes, comment signs or the `??/` that old compilers read as a backslash.
-    """
+    printable ASCII is kept, without backslashes, comment signs or the `??/` that old compilers read as a backslash."""
     rows = []
     for line in lines:
         rows += textwrap.wrap(plain(line), COMMENT_WIDTH, subsequent_indent="    ") or [""]
@@ -151,8 +150,7 @@ class Target:
     @classmethod
     def of(cls, recorded: Recorded) -> Target:
         """Out of the family's own words, e.g. `sm_80 and newer` or `sm_90a`, and of what this kernel needs beyond them:
-        wgmma; or launches that overlap, of clusters, with tensor maps.
-        """
+        wgmma; or launches that overlap, of clusters, with tensor maps."""
         if "wgmma.mma_async.sync" in recorded.source:
             return cls(90, "sm_90a")
         found = re.search(r"sm_(\d+)a?", recorded.family.devices)
@@ -182,8 +180,7 @@ class Target:
     def guard(self) -> tuple[list[str], list[str]]:
         """(lines before, lines after) all device code of an `a` target.
 
-        nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none of it.
-        """
+        nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none of it."""
         if not self.is_exact:
             return [], []
         return [f"#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM{self.number}_ALL)"], ["#endif"]

@@ -33,8 +33,7 @@ class Family(ABC):
 
     Among its parameters are `BLOCK_M` and `BLOCK_N`, the queries and the keys of a tile: the interpreter's cases and
     the cost model take their lengths from them. A parameter's name in a sentence of `why_invalid` tells the samplers
-    which one to change.
-    """
+    which one to change."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -148,8 +147,7 @@ class Family(ABC):
 
         A search passes over a config that does on its problem what a smaller one does. A kernel that was found for
         another problem may run it all the same: every kernel passes a set of small problems, on which most of its
-        genes are redundant.
-        """
+        genes are redundant."""
         return (
             self._why_unsupported(problem, gpu)
             or self.why_other_bits(problem, config, gpu)
@@ -173,8 +171,7 @@ class Family(ABC):
         """What the template names beside what it takes as it is (`all_constants`).
 
         Depends on head_dim, dtype, mask, `lse` and on which `variants` there are alone of the problem, and on the
-        architecture alone of the GPU: the number of SMs changes launches, never a source.
-        """
+        architecture alone of the GPU: the number of SMs changes launches, never a source."""
 
     def all_constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         """Everything that the template may see: of what every kernel is told and of the genes what it names, and
@@ -204,15 +201,13 @@ class Family(ABC):
         """One to three launches, in order.
 
         A block that waits for another block of its launch needs it resident: such a grid is one wave of `gpu.sm_count`
-        SMs at most.
-        """
+        SMs at most."""
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """Named scratch buffers in bytes; empty for a single-pass kernel.
 
         They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the
-        first launch, and the kernels must leave zeros in them: they are not cleared between launches.
-        """
+        first launch, and the kernels must leave zeros in them: they are not cleared between launches."""
         return {}
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
@@ -226,8 +221,7 @@ class Family(ABC):
         where the family leaves such problems to another one, or serves none.
 
         Which family has one depends on head_dims, dtype and architecture alone. Values that depend on lengths too make
-        the same bits of each row that both serve.
-        """
+        the same bits of each row that both serve."""
         return {}
 
     def whole_space(self, gpu: GpuSpec) -> SearchSpace:
@@ -265,8 +259,7 @@ class Family(ABC):
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         """What each launch has to do, in closed forms (`families/work.py`): of this the cost model makes a time.
 
-        `registers` are per thread; 0, where it was not compiled yet, stands for the family's own estimate.
-        """
+        `registers` are per thread; 0, where it was not compiled yet, stands for the family's own estimate."""
 
 
 @cache
@@ -304,8 +297,7 @@ SOFTMAX_SCALE_LOG2 = "softmax_scale_log2"
 def softmax_scale_log2(problem: AttentionProblem) -> Scalar:
     """softmax_scale · log2(e), float32: kernels take exponentials base 2, `exp(x) = exp2(x · log2 e)`.
 
-    With a softcap it is softcap · log2(e): what the kernel scales then is a hyperbolic tangent.
-    """
+    With a softcap it is softcap · log2(e): what the kernel scales then is a hyperbolic tangent."""
     return Scalar("float32", (problem.softcap or problem.softmax_scale) * math.log2(math.e), SOFTMAX_SCALE_LOG2)
 
 
@@ -318,8 +310,7 @@ def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """The arguments that every fused forward kernel takes, in this order:
 
     `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v,
-    o in elements (twelve int64), `softmax_scale_log2` (float32).
-    """
+    o in elements (twelve int64), `softmax_scale_log2` (float32)."""
     args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in MAIN]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
     args += [Scalar("int64", stride) for t in MAIN for stride in problem.strides(t)[:3]]

@@ -4,8 +4,7 @@ Where each block begins its cut tiles of rows at another tile of keys, tiles of 
 times far apart. Once these keys no longer fit in L2, every one of the tiles reads them from memory: of 61 such kernels
 on an H100 half took 1.2 to 2.7 times as long as their score, as long as memory takes for that many bytes. A gang is as
 many blocks as tiles of rows that lie next to one another in the order of tiles; its blocks take the same key tiles at
-the same time, each for its own tile of rows.
-"""
+the same time, each for its own tile of rows."""
 
 from dataclasses import dataclass
 

@@ -29,16 +29,14 @@ def gene(
 
     `values` are in ascending or natural order; of `bool` and `Literal[…]` they are those of the type. `default` is what
     configs did that were recorded before the parameter was there; None where it always was. `only` names the
-    architectures of values that not all have.
-    """
+    architectures of values that not all have."""
     return _Gene(meaning, values, default, only or {})
 
 
 class Genes:
     """Base of a family's genes, which has an attribute for each parameter, declared by `gene`.
 
-    A `KernelConfig` is what is sampled and stored; a family reads it through its genes, which nobody changes.
-    """
+    A `KernelConfig` is what is sampled and stored; a family reads it through its genes, which nobody changes."""
 
     BLOCK_M: int
     """Queries of a tile, in every family."""

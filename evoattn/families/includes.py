@@ -18,8 +18,7 @@ def resolve(source: str, folder: Path) -> str:
 
     A header comes verbatim and once, at its first include, after the headers that it includes itself. Raises
     `IncludeError` on a header that is missing, that includes itself by whatever way, or whose includes do not stand
-    before its code.
-    """
+    before its code."""
     done: set[str] = set()
     lines: list[str] = []
     for line in source.splitlines(keepends=True):

@@ -67,8 +67,7 @@ def completed(name: str, params: dict[str, Value]) -> dict[str, Value]:
     """The parameters of a recorded config, with the defaults of those that were added after it was recorded.
 
     As `SearchSpace.completed`, without the reading of a YAML file. Raises `FamilyError`, and `TypeError` on parameters
-    that are not the family's.
-    """
+    that are not the family's."""
     return dict(vars(lookup(name).genes(**params)))
 
 

@@ -66,8 +66,7 @@ def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu:
 
     Headers are put in after Jinja has run, which would rewrite `{{0}}` in C++. Raises `jinja2.TemplateError` if
     template and `constants` disagree and `IncludeError` if a header cannot be included: both are faults of the family,
-    not of a config.
-    """
+    not of a config."""
     constants = family.all_constants(problem, config, gpu)
     template = _environment(family.templates).get_template(f"{family.name}.cu.j2")
     text = template.render(constants, genes=lambda names: _declared(family, names.split(), constants))

@@ -1,8 +1,7 @@
 """Whether the blocks that BLOCKS_PER_SM asks for fit on one SM together: sentences for the `why_invalid` of several
 families.
 
-`blocks` is BLOCKS_PER_SM, 1 where a family has no such parameter; `warps` are those of a block.
-"""
+`blocks` is BLOCKS_PER_SM, 1 where a family has no such parameter; `warps` are those of a block."""
 
 import math
 from collections.abc import Mapping

@@ -9,8 +9,7 @@ def row_blocks(problem: AttentionProblem, rows: int, rows_per_query: int = 1) ->
     """Tiles of `rows` rows of one head of one of `batches`; a query may have several rows.
 
     Of packed sequences, slots for all of them: as many as `templates/device/schedule/sequences.cuh` counts, of which
-    each sequence leaves at most one empty.
-    """
+    each sequence leaves at most one empty."""
     if problem.varlen:
         return problem.shape("q")[2] * rows_per_query // rows + problem.batch
     return math.ceil(problem.seqlen_q * rows_per_query / rows)

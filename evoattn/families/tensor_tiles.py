@@ -44,8 +44,7 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past
     head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them, one of 8 bits half
-    of one.
-    """
+    of one."""
     batch, heads, seqlen, head_dim = problem.shape(tensor)
     element_bytes = problem.element_of(tensor).bytes
     batch_bytes, head_bytes, row_bytes = (stride * element_bytes for stride in problem.strides(tensor)[:3])
@@ -108,8 +107,7 @@ def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     Row r of a sequence of n rows, the last of which lies before row e of a head, is row SLIDING_ROWS - n + r at the
     outer coordinates e and SLIDING_ROWS: its address is e - n + r rows from the start, as 2^64 bytes are none. What
     lies past row n is outside of the map, whatever follows in memory. The way is that of Triton's ragged descriptors
-    (`triton.tools.ragged_tma`).
-    """
+    (`triton.tools.ragged_tma`)."""
     _, heads, _, head_dim = problem.shape(tensor)
     element = problem.element_of(tensor)
     columns = head_dim * element.bytes // ELEMENT_BYTES

@@ -156,8 +156,7 @@ def variant_given(problem: AttentionProblem) -> list[Given]:
     `templates/device/score.cuh`, in their order there, then those of the problem's own expression.
 
     A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
-    `softmax_scale_log2`), and what is added is divided by it beforehand.
-    """
+    `softmax_scale_log2`), and what is added is divided by it beforehand."""
     if not is_varied(problem):
         return []
     last_scale = problem.softcap or problem.softmax_scale

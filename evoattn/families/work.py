@@ -2,8 +2,7 @@
 
 A block works through steps, one for each tile of keys that it visits. Everything is of the whole block and of one step
 unless it says otherwise. Counts are of the steady state: boundary tiles count as whole ones. The classes are not
-frozen: a pick makes hundreds of each, and a frozen one takes three times as long to make.
-"""
+frozen: a pick makes hundreds of each, and a frozen one takes three times as long to make."""
 
 import math
 from collections import Counter

@@ -34,8 +34,7 @@ class RayFleet:
         """`jobs`: compile tasks at once; None: one for each core that no GPU's actor has. `size`: `num_cpus` and
         `num_gpus` of a local cluster, this machine's unless given. `find_devices` is asked in each GPU's actor.
 
-        Raises `FailedRun` where ray is not installed, or the cluster does not answer.
-        """
+        Raises `FailedRun` where ray is not installed, or the cluster does not answer."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray

@@ -46,8 +46,7 @@ def _made_here(words: bytes) -> tuple[MakeHandler, tuple[Any, ...]]:
 def answer(words: bytes, task: bytes | None) -> bytes:
     """One task by a handler that this process keeps; None as a task only makes the handler.
 
-    Raises `NodeDiffers` on a machine with other facts than are wanted.
-    """
+    Raises `NodeDiffers` on a machine with other facts than are wanted."""
     if words not in _handlers:
         make_handler, args = _made_here(words)
         _handlers[words] = make_handler(*args)
@@ -74,8 +73,7 @@ class Board:
     def start(self, words: bytes) -> bytes:
         """Start the worker process, and wait until it can take a task.
 
-        Raises `WorkerFailed`, or `NodeDiffers` on a machine with other facts than are wanted.
-        """
+        Raises `WorkerFailed`, or `NodeDiffers` on a machine with other facts than are wanted."""
         make_handler, args = _made_here(words)
         if self._worker is not None:
             self._worker.stop()

@@ -1,8 +1,7 @@
 """diffusers' attention backend `evoattn`: `model.set_attention_backend("evoattn")` after `register()`.
 
 diffusers' names are members of an enumeration, and its registry is private; here both are those of version 0.42.1:
-https://github.com/huggingface/diffusers/blob/main/src/diffusers/models/attention_dispatch.py
-"""
+https://github.com/huggingface/diffusers/blob/main/src/diffusers/models/attention_dispatch.py"""
 
 from typing import Any
 

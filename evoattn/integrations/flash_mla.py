@@ -1,8 +1,7 @@
 """FlashMLA's decoding by evoattn: `flash_mla_with_kvcache` over latent caches in pages, of 16 bits or of 8 with scales.
 
 A row of DeepSeek's cache of 8 bits ("FP8 with scale", github.com/deepseek-ai/FlashMLA) has 656 bytes: 512 numbers of
-e4m3, four scales in float32, one of each 128 of them, and 64 rotary columns in bfloat16.
-"""
+e4m3, four scales in float32, one of each 128 of them, and 64 rotary columns in bfloat16."""
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ def quantize_latent(latent: Tensor) -> Tensor:
     """Rows of a latent cache `[…, 576]`, of which the last 64 columns are rotary ones, as uint8 `[…, 656]`.
 
     A scale takes the largest of its 128 numbers to the end of the range; of zeros it is 1. Rotary columns are rounded
-    to bfloat16. Raises `ValueError` for another number of columns.
-    """
+    to bfloat16. Raises `ValueError` for another number of columns."""
     if latent.shape[-1] != LATENT + ROTARY:
         raise ValueError(f"latent must have {LATENT + ROTARY} columns, not {latent.shape[-1]}.")
     groups = latent[..., :LATENT].float().unflatten(-1, (-1, SCALE_COLUMNS))
@@ -37,8 +35,7 @@ def latent_views(cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of a cache of such rows, `[…, 656]` of any dtype of one byte: the rotary columns bfloat16 `[…, 64]`, the others
     float8_e4m3fn `[…, 512]` and their scales float32 `[…, 4]`, all in the cache's memory.
 
-    Raises `ValueError` for what is no such cache.
-    """
+    Raises `ValueError` for what is no such cache."""
     if cache.element_size() != 1 or cache.shape[-1] != ROW_BYTES:
         raise ValueError(f"A cache of 8 bits has {ROW_BYTES} bytes a row, not {list(cache.shape)} of {cache.dtype}.")
     rows = cache.view(torch.uint8)
@@ -69,8 +66,7 @@ def flash_mla_with_kvcache(  # noqa: PLR0913 — as FlashMLA has them
     q is `[batch, seqlen_q, heads, 576]`, k_cache `[pages, page, 1, 576]` in its dtype or with `is_fp8_kvcache` `[pages,
     page, 1, 656]` of bytes, block_table int32 `[batch, most_pages]`, cache_seqlens int32 `[batch]`. `causal` aligns the
     last query with the last key. `evoattn.attention_paged` computes it, and says what it raises. Raises `ValueError`
-    for `indices` (sparse attention), and beside 8 bits for another head_dim_v than 512 and another q than bfloat16.
-    """
+    for `indices` (sparse attention), and beside 8 bits for another head_dim_v than 512 and another q than bfloat16."""
     if indices is not None:
         raise ValueError("indices: sparse attention is not there; leave them out.")
     caches: tuple[Tensor, Tensor, Tensor | None] = k_cache, k_cache[..., :head_dim_v], None

@@ -7,8 +7,7 @@ serves, and says which are left out and why. A Solution is a few lines of Python
 https://github.com/flashinfer-ai/flashinfer-bench/blob/main/flashinfer_bench/data/solution.py (0.1.2) says what its
 fields mean. Log-sum-exps are to base 2 there, `[rows, heads]`.
 
-The longest length is read from the device once a call, as FlashInfer's `plan` reads lengths.
-"""
+The longest length is read from the device once a call, as FlashInfer's `plan` reads lengths."""
 
 import json
 import sys

@@ -5,8 +5,7 @@
 writes `build/torch-universal`, pure Python that has FlashAttention 3's functions from the evoattn that is installed. A
 repository may not name evoattn's needs (NVRTC, CuPy), so that `pip install` of evoattn comes first. The layout:
 https://github.com/huggingface/kernels/blob/main/docs/source/kernel-requirements.md; `Metadata` of kernels 0.17.2 reads
-these fields.
-"""
+these fields."""
 
 import json
 import sys

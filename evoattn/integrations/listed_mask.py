@@ -3,8 +3,7 @@ beside padding in the middle.
 
 Blocks of a mask of bools that are all true are FULL, those with some true PARTIAL, and the others are never loaded. In
 PARTIAL blocks kernels read the mask itself. The lists are made once for a tensor, by a kernel; all layers of a forward
-pass share them.
-"""
+pass share them."""
 
 import torch
 from torch import Tensor

@@ -46,8 +46,7 @@ def may_mark(mask: Tensor) -> bool:
 def mark(mask: Tensor, padding: Tensor | None, causal: bool, window: tuple[int, int] | None = None) -> None:
     """Have a mask tensor `[batch, 1, queries, keys]` carry a `Padded`, if its real tokens, bool `[batch, keys]`, come
     first in each row, or, as a causal mask or a window takes it, last. Waits for the device where there is such a
-    tensor, as `sdpa_mask` does; not in a capture.
-    """
+    tensor, as `sdpa_mask` does; not in a capture."""
     if not may_mark(mask) or not is_ordinary(mask, mask if padding is None else padding, mask):
         return
     lengths = starts = None

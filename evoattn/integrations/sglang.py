@@ -2,8 +2,7 @@
 
 SGLang finds `register` by the entry point `sglang.srt.plugins` of this package. What it asks of a backend is in
 https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/layers/attention/base_attn_backend.py; methods,
-arguments and fields here have the names of version 0.5.23.
-"""
+arguments and fields here have the names of version 0.5.23."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -117,8 +117,7 @@ def padded_places(batch: int, offset: Tensor, padding: Tensor, places: int, dtyp
 
     First the keys of each sequence, in whole 16 bytes; then a bias `[batch, places]` of `dtype`, in rows of whole 8
     elements, that is -inf at padding. `padding`, bool `[batch, keys so far]`, is true at real keys; nothing is read
-    back from the device, so whether there is any padding does not matter.
-    """
+    back from the device, so whether there is any padding does not matter."""
     filled = (offset + 1).to(torch.int32).reshape(-1).expand(batch)
     columns = _up_to(places, BIAS_ROW_STEP)
     hidden = torch.zeros(batch, columns, dtype=dtype, device=padding.device)

@@ -6,8 +6,7 @@ torch.nn.attention.activate_flash_attention_impl("evoattn")
 Where `scaled_dot_product_attention` chooses its flash backend (16 bits, head_dim up to 256, no mask tensor), the
 forward pass then runs evoattn's kernel with a log-sum-exp if there is one, else torch's own. Gradients are torch's, out
 of that output and log-sum-exp. Next to `evoattn.enable` it costs a few microseconds more per call and leaves out what
-torch gives to other backends.
-"""
+torch gives to other backends."""
 
 from typing import Any
 
@@ -28,8 +27,7 @@ Answer = tuple[Tensor, Tensor, None, None, int, int, Tensor, Tensor, Tensor]
 def register() -> None:
     """Make the name known to `torch.nn.attention.activate_flash_attention_impl`; nothing changes until it is called.
 
-    Raises `RuntimeError` where torch has no such function or cannot hand out its own kernel (before 2.11).
-    """
+    Raises `RuntimeError` where torch has no such function or cannot hand out its own kernel (before 2.11)."""
     try:
         from torch.library import get_kernel
         from torch.nn.attention import register_flash_attention_impl

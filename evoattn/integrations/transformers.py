@@ -11,8 +11,7 @@ keys in use. Mask tensors of texts of an encoder with padding behind them, of pr
 what a causal mask or a window hides, say so to `attention_forward`, which runs a kernel where one serves that
 (`padded_batch.py`). Other masks of bools become block lists (`listed_mask.py`). Gradients of all but cached steps are
 kernels', where these serve them. Other mask tensors and dropout take what "sdpa" takes; with sinks and soft caps, which
-"sdpa" leaves out without a word, what "eager" computes.
-"""
+"sdpa" leaves out without a word, what "eager" computes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,8 +38,7 @@ NAME = "evoattn"
 
 def register() -> None:
     """Make the name known to transformers, as attention and as mask function; a model without the latter would get no
-    mask at all. Models that do not look a name up there get another one, with a warning (`own_attention.py`).
-    """
+    mask at all. Models that do not look a name up there get another one, with a warning (`own_attention.py`)."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, mask)
     own_attention.look_after(NAME)
@@ -65,8 +63,7 @@ def mask(
     `is_causal`, and by the `sliding_window` that models hand to it, as FlashAttention in transformers does. The same
     for the last query alone, behind all keys of its cache, and where all keys are seen. An exported program keeps the
     tensor of a causal mask, since it may be called with a single query. Other tensors carry what kernels take instead,
-    if there is such a thing.
-    """
+    if there is such a thing."""
     config = others.get("config")
     window = model_code.window_of(config)
     allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(config)
@@ -127,8 +124,7 @@ def _step_of_cache(
     needed.
 
     `generate` always gives a padding mask `[batch, keys so far]`, whose values are on the device. A step of one token
-    hides by a bias what they say is padding, so that nothing is read back whether or not there is any.
-    """
+    hides by a bias what they say is padding, so that nothing is read back whether or not there is any."""
     dtype = others.get("dtype")
     if model_code.is_exporting() or queries > (MOST_QUERIES if padding is None else 1):
         return None
@@ -168,8 +164,7 @@ def attention_forward(
     query `[batch, heads, seqlen_q, head_dim]`, key and value with `kv_heads` instead; the answer is `[batch, seqlen_q,
     heads, head_dim]`, contiguous. `s_aux` holds a sink per head: one more score in every row's softmax, with no value.
     `indices` `[batch, seqlen_q, count]` are the only keys that each query sees (DeepSeek V3.2), `block_indices`
-    `[batch, kv_heads, seqlen_q, count]` the only blocks of keys (MiniMax M3).
-    """
+    `[batch, kv_heads, seqlen_q, count]` the only blocks of keys (MiniMax M3)."""
     decoder = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     causal = query.shape[2] > 1 and decoder
     seen = places_of(attention_mask, query.shape[0], key.shape[2], query.dtype)

@@ -2,8 +2,7 @@
 
 vLLM finds `register` by the entry point `vllm.general_plugins` of this package. What it asks of a backend is in
 https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/backend.py; methods, arguments and fields here have the
-names of version 0.33.0. Nothing of vLLM is imported before it asks for `EngineBackend`.
-"""
+names of version 0.33.0. Nothing of vLLM is imported before it asks for `EngineBackend`."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -262,8 +261,7 @@ def joined(engine: Any) -> dict[str, type]:
     """The three classes on the bases of `engine`, which is the module `vllm.v1.attention.backend`.
 
     Graphs are promised for batches with as many queries in each sequence: these are one launch, whose lengths the
-    device reads. Others may be several, whose number depends on the batch.
-    """
+    device reads. Others may be several, whose number depends on the batch."""
     builder = {"_cudagraph_support": engine.AttentionCGSupport.UNIFORM_BATCH, "__module__": __name__}
     return {
         "backend": type("EngineBackend", (Backend, engine.AttentionBackend), {"__module__": __name__}),

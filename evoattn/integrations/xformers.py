@@ -3,8 +3,7 @@ None))`; and, as `op(MSLK)`, for mslk, where xFormers' attention lives on.
 
 What these ask of one is `AttentionFwOpBase`,
 https://github.com/facebookresearch/xformers/blob/main/xformers/ops/fmha/common.py, here as in version 0.0.35, and in
-version 1.1.0 of mslk. Gradients are those of an operator that the library chooses, from the log-sum-exp.
-"""
+version 1.1.0 of mslk. Gradients are those of an operator that the library chooses, from the log-sum-exp."""
 
 from functools import cache
 from importlib import import_module

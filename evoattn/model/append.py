@@ -8,8 +8,7 @@ Key i has the position seqused + i; a query has the same under a causal mask, el
 no place is not written: rows behind the room, pages that the table does not name. A position behind the room turns as
 the last.
 
-The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. The functions take an `AttentionProblem`.
-"""
+The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864. The functions take an `AttentionProblem`."""
 
 import math
 from typing import Any

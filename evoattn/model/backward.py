@@ -1,7 +1,6 @@
 """The backward pass as an operation: gradients of attention's inputs from those of its output and log-sum-exp.
 
-Its functions take an `AttentionProblem`, whose module imports this one.
-"""
+Its functions take an `AttentionProblem`, whose module imports this one."""
 
 from typing import Any
 

@@ -12,8 +12,7 @@ hidden that these show, and shown that they hide, in no order. With `mixed2` the
 a list alone. Both are for checks.
 
 `128x128:1/7/16` has no documents but counts: a block of rows sees 1 PARTIAL and 7 FULL blocks in the mean, and 16 at
-most. So a caller's lists are written, which only the device knows.
-"""
+most. So a caller's lists are written, which only the device knows."""
 
 import math
 import random

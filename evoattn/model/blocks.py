@@ -24,8 +24,7 @@ class Blocks(Generic[T]):
     code that makes it.
 
     A block that has ended counts nowhere any more, whoever ended it: a generator that is suspended inside of one may be
-    closed by another thread or task.
-    """
+    closed by another thread or task."""
 
     def __init__(self, name: str) -> None:
         self._innermost: ContextVar[Block[T] | None] = ContextVar(name, default=None)

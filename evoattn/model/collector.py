@@ -49,8 +49,7 @@ _pausing = _Pausing()
 def paused() -> Iterator[None]:
     """The collector waits until the end of the last such block, in all threads. For blocks of some milliseconds that
     make many objects: enough of them bring about a collection of everything, which takes 65 to 110 ms beside PyTorch,
-    and finds nothing where reference counts free them.
-    """
+    and finds nothing where reference counts free them."""
     begun = _pausing.begin()
     try:
         yield

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 class Dtype:
     """One element type of Q, K, V or O.
 
-    Nothing here imports torch: `getattr(torch, dtype.torch)` is its dtype there.
-    """
+    Nothing here imports torch: `getattr(torch, dtype.torch)` is its dtype there."""
 
     name: str
     bytes: int

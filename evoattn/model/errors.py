@@ -1,7 +1,6 @@
 """The two bases of what a user can do wrong and of what a run can fail at.
 
-The command line catches these two and no others.
-"""
+The command line catches these two and no others."""
 
 import re
 from collections.abc import Iterator

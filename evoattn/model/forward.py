@@ -1,7 +1,6 @@
 """The forward pass as an operation: O, and the log-sum-exp, of Q, K, V and what a problem's variants add.
 
-Its functions take an `AttentionProblem`, whose module imports this one.
-"""
+Its functions take an `AttentionProblem`, whose module imports this one."""
 
 import math
 from typing import Any

@@ -32,8 +32,7 @@ SISTERS = frozenset(("ti", "super", "laptop", "mobile", "max", "d"))
 def row_of(product: str) -> GpuSpec | None:
     """The table's row of the card that a driver calls `product`, such as `NVIDIA A100-SXM4-80GB`; None if it has none.
 
-    It is the row with most words of the name: that card is both an A100 and an A100 80GB.
-    """
+    It is the row with most words of the name: that card is both an A100 and an A100 80GB."""
     words = set(re.split(r"[^a-z0-9]+", re.sub(r"(\d) gb\b", r"\1gb", product.lower())))
     rows = [spec for spec in GPUS.values() if words.issuperset(spec.product.lower().split())]
     return None if words & SISTERS else max(rows, key=lambda spec: len(spec.product.split()), default=None)
@@ -56,8 +55,7 @@ def lookup(name: str) -> GpuSpec:
     """The spec called `name`, or that of a card by its maker's or its driver's name: `rtx4090`, `RTX 4090`, `H100 SXM`,
     `NVIDIA H100 80GB HBM3`.
 
-    Raises `GpuError` on an unknown one.
-    """
+    Raises `GpuError` on an unknown one."""
     if name.lower() in GPUS:
         return GPUS[name.lower()]
     for spec in GPUS.values():
@@ -91,8 +89,7 @@ class DetectedDevice:
         """The table row for this device with the device's own limits; of a card that is not in the table, a row made
         of what its driver says. None if that is not enough, or the card older than sm_80.
 
-        A card of fewer SMs than the table's (a MIG slice) has its own number here.
-        """
+        A card of fewer SMs than the table's (a MIG slice) has its own number here."""
         row = row_of(self.product)
         spec = row.with_limits(self.limits) if row else self._made_row()
         return spec and played(spec)
@@ -146,8 +143,7 @@ _NEEDED = {"sm_count", "l2_bytes", "clock_khz", "memory_khz", "bus_bits", "memor
 def detect_devices() -> list[DetectedDevice]:
     """CUDA devices that the driver shows, in its order; an empty list where there is no driver or no device.
 
-    Asks libcuda by ctypes, which creates no context, so that a search's parent process stays free of CUDA state.
-    """
+    Asks libcuda by ctypes, which creates no context, so that a search's parent process stays free of CUDA state."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

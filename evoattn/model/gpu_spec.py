@@ -27,8 +27,7 @@ class GpuError(WrongUse):
 class GpuSpec:
     """Limits and peak rates of one GPU. Rates are per clock and SM; clocks are the boost clock of the data sheet.
 
-    `gpu_table.py` has the rows, and where their numbers come from.
-    """
+    `gpu_table.py` has the rows, and where their numbers come from."""
 
     name: str
     product: str
@@ -95,8 +94,7 @@ class GpuSpec:
 
         `registers` are per thread (0 leaves them out), `threads` and `smem_bytes` per block. Registers are given to a
         warp in units of 256, from four register files; shared memory in units of 128 bytes after
-        `smem_reserved_per_block` (CUDA occupancy calculator).
-        """
+        `smem_reserved_per_block` (CUDA occupancy calculator)."""
         warps = math.ceil(threads / 32)
         limits = {}
         if registers:

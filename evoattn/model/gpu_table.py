@@ -3,8 +3,7 @@
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits) and "Arithmetic
 Instructions" (fp32 and exp2 rates); NVIDIA's data sheets and white papers as each row names them (SMs, boost clocks,
 matrix rates, memory, L2). Matrix rates are those with fp32 accumulation: a GeForce card has half of what its
-workstation sister has.
-"""
+workstation sister has."""
 
 from dataclasses import dataclass
 

@@ -37,8 +37,7 @@ class TensorMap:
     `shape`, `box` in elements and `strides_bytes` (of every dimension but the innermost, whose stride is one element)
     count from the innermost dimension; at most five of them. What lies outside `shape` reads zero and is not written.
     `swizzle_bytes` is 0, 32, 64 or 128. With `wraps` most of `shape` lies outside of the buffer; boxes lie within it,
-    as addresses wrap at 2^64 bytes (`evoattn.families.tensor_tiles.sliding_map`).
-    """
+    as addresses wrap at 2^64 bytes (`evoattn.families.tensor_tiles.sliding_map`)."""
 
     buffer: str
     dtype: str
@@ -72,8 +71,7 @@ def scratch_args(workspace: Container[str], *names: str) -> tuple[Buffer | Scala
 class KernelLaunch:
     """One launch of one kernel.
 
-    `grid`, `block` and `cluster` are in blocks, threads and blocks; `smem_bytes` is dynamic shared memory.
-    """
+    `grid`, `block` and `cluster` are in blocks, threads and blocks; `smem_bytes` is dynamic shared memory."""
 
     kernel: str
     grid: tuple[int, int, int]

@@ -3,8 +3,7 @@
 A mask is a band of keys along a diagonal, as in FlashAttention's `window_size`: query i sees keys from
 i + offset - past to i + offset + ahead, where either side may be open. The offset is 0 (the diagonal starts in the
 upper left corner) or seqlen_k - seqlen_q (it ends in the lower right one). A new mask is a row of `MASKS`; each family
-refuses it until it takes its name into `Family.masks`.
-"""
+refuses it until it takes its name into `Family.masks`."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class Mask:
         """The keys of this mask from `past` before the diagonal to `ahead` behind it.
 
         Without a diagonal of its own it gets the one that ends in the lower right corner, as FlashAttention's
-        `window_size` has it.
-        """
+        `window_size` has it."""
         corner: Literal["lower_right", "upper_left"] = "lower_right" if self.ends_lower_right else "upper_left"
         return replace(self, past=past, ahead=ahead, corner=corner)
 
@@ -88,8 +86,7 @@ class Mask:
 class Band:
     """A mask of known lengths: query i sees the keys from i + lowest to i + highest; None leaves that side open.
 
-    Kernels know the same by `templates/device/mask.cuh`.
-    """
+    Kernels know the same by `templates/device/mask.cuh`."""
 
     seqlen_q: int
     seqlen_k: int

@@ -5,8 +5,7 @@ Of N parts O_i, L_i (a log-sum-exp each) it makes L = log Σ_i exp(L_i) and O = 
 the problem's dtype; `merge_narrow` takes parts of that dtype, which has 16 bits. A part whose L_i is -inf counts for
 nothing, whatever its O_i holds; where all are -inf, O is 0 and L -inf.
 
-Its functions take an `AttentionProblem`, whose module imports this one.
-"""
+Its functions take an `AttentionProblem`, whose module imports this one."""
 
 import math
 from typing import Any

@@ -29,6 +29,5 @@ def lookup(name: str) -> AttentionProblem:
 def by_name_or_shape(text: str) -> AttentionProblem:
     """The named problem, or that of a shape, which has an equals sign.
 
-    Raises `ProblemError` as `lookup` and `parse_shape` do.
-    """
+    Raises `ProblemError` as `lookup` and `parse_shape` do."""
     return parse_shape(text) if "=" in text else lookup(text)

@@ -65,8 +65,7 @@ def database_text(db: str | os.PathLike[str] | None) -> str | None:
 def cubin_cache() -> Path:
     """The folder of compiled kernels: `EVOATTN_CACHE`, or `cubins` in the user's cache folder.
 
-    It may be deleted at any time.
-    """
+    It may be deleted at any time."""
     if chosen := os.environ.get("EVOATTN_CACHE"):
         return Path(chosen)
     return _user_folder("cache") / "cubins"

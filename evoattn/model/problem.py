@@ -105,8 +105,7 @@ class AttentionProblem:
     `bias`, `sinks`, `own_NAME` of a table, a `+` between two; `deterministic` asks for the same bits in every run,
     `batch_invariant` for those of a row whatever else is computed (`Family.row_bits`).
 
-    Raises `ProblemError` on what is none of these, or variants that exclude each other.
-    """
+    Raises `ProblemError` on what is none of these, or variants that exclude each other."""
 
     batch: int
     heads: int
@@ -347,8 +346,7 @@ class AttentionProblem:
         int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and `cu_seqlens_k`, int32, say
         where packed sequences begin, and where the last one ends; those whose keys lie in pages have `seqused` in place
         of the latter. A block list has six: `BlockMask.shapes`. Tables of the problem's own expression are `own_NAME`.
-        Scales of numbers of 8 bits: `evoattn.model.scales`, per token not contiguous but in the order of the layout.
-        """
+        Scales of numbers of 8 bits: `evoattn.model.scales`, per token not contiguous but in the order of the layout."""
         shapes: dict[str, tuple[int, ...]] = {}
         if self.sink:
             shapes["sinks"] = (self.heads,)
@@ -467,8 +465,7 @@ class AttentionProblem:
     def short_name(self) -> str:
         """A name for files and studies: the problem's own, else made of its shape, e.g. `b1_h16_s1024_d64_fp16_full`.
 
-        Different problems without a name have different ones; it holds letters, digits and underscores only.
-        """
+        Different problems without a name have different ones; it holds letters, digits and underscores only."""
         if self.name:
             return self.name
         said = {

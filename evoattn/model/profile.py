@@ -8,8 +8,7 @@ class KernelCounters:
     """One kernel that a call launched.
 
     `counters` holds the words of `evoattn.profiling.ncu` and their values: shares of a peak in percent, sizes in
-    their unit.
-    """
+    their unit."""
 
     kernel: str
     us: float

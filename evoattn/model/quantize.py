@@ -7,8 +7,7 @@ A scale is the largest magnitude over the largest number of the dtype, 1 where t
 bits, and makes them `turned`. `quantize_kv` takes two tensors together, K's shape and V's, of which V may be `turned`;
 `quantize_smooth` takes them too, and from the rows of each head of K first their mean, as SageAttention's `smooth_k`.
 Attention is the same whatever is taken from all keys, so that the mean of some rows does: each block then reads these,
-and none waits for the others.
-"""
+and none waits for the others."""
 
 import math
 from typing import Any

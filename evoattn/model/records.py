@@ -219,8 +219,7 @@ class Study:
     def spec(self) -> GpuSpec:
         """The GPU that was searched for, with the SMs of the device, or of the table where they were not recorded.
 
-        Raises `GpuError` on a GPU that is not in the table and whose row was not recorded.
-        """
+        Raises `GpuError` on a GPU that is not in the table and whose row was not recorded."""
         row = restored(self.options.get(GPU_ROW), self.gpu) or lookup(self.gpu)
         count = self.options.get(SM_COUNT)
         return replace(row, sm_count=count) if type(count) is int and 0 < count <= MAX_SM_COUNT else row

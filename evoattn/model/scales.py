@@ -2,8 +2,7 @@
 
 Sources: per tensor and per head `[batch, kv_heads]` as `q_descale`, `k_descale` and `v_descale` of FlashAttention 3,
 per block of rows as SageAttention's Q and K, per token and head as vLLM's `fp8_per_token_head` caches, per token and
-128 columns as DeepSeek's latent cache (FlashMLA's "FP8 with scale").
-"""
+128 columns as DeepSeek's latent cache (FlashMLA's "FP8 with scale")."""
 
 from typing import Any, Final
 
@@ -57,8 +56,7 @@ def scale_shapes(problem: Any) -> dict[str, tuple[int, ...]]:
 
     `[1, 1]` of a tensor; `[batch, kv_heads]`, Q's too; per block `[batch, heads, blocks]`, of the tensor's own heads;
     per token that of the tensor without its last dimension, so that scales of pages lie in pages, and per columns with
-    a last dimension of scales. A sequence of a packed batch counts as a batch of its own.
-    """
+    a last dimension of scales. A sequence of a packed batch counts as a batch of its own."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in SCALES:
         tensor = name[0]

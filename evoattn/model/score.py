@@ -12,8 +12,7 @@ A score `s`, scaled, becomes the value of an expression of
 It is written as in Python and means there what it means here. Softcap, ALiBi's slopes and a bias are such expressions
 too (`scoring.py`). A predicate is such an expression, of the indices and tables alone, that is true or
 false. `OPERATORS` is the one table of what an expression may do: text, value in torch, CUDA,
-derivative and cost stand in one row.
-"""
+derivative and cost stand in one row."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A text gives the lengths of the queries and those of the keys, with a slash between them where they are not the same:
 - `16:4096` or `log:16:4096`, a range (`evoattn.model.lengths`); lengths beyond the problem's longest are cut to it;
 - `3+0+17`, each length;
-- `sum:1000`, lengths as equal as can be with that sum: for a caller whose lengths are on the device alone.
-"""
+- `sum:1000`, lengths as equal as can be with that sum: for a caller whose lengths are on the device alone."""
 
 import re
 from functools import cache

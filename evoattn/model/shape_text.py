@@ -76,8 +76,7 @@ def parse_shape(text: str) -> AttentionProblem:
     """The problem of a text such as `B=1,H=16,S=1024,D=64,dtype=fp16,mask=causal` (see `SHAPE_SYNTAX`), or of one as
     `describe` makes it, `B=1 H=32/8 S=1024 D=64 fp16 causal sink`, of which a name in front is not kept.
 
-    Raises `ProblemError` on anything else.
-    """
+    Raises `ProblemError` on anything else."""
     fields: dict[str, Any] = {}
     for part in _parts(text):
         key, equals, value = part.partition("=")
@@ -124,8 +123,7 @@ def _split(text: str) -> list[str]:
 def _words(field: str) -> dict[str, tuple[str, ...]]:
     """How each word of a field may be written, in any case; empty for a field of numbers.
 
-    `causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch.
-    """
+    `causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch."""
     if field in ("dtype", "kv"):
         return {name: dtype.spellings for name, dtype in DTYPES.items() if field == "kv" or dtype.may_query}
     if field == "mask":

@@ -90,8 +90,7 @@ class SearchSpace:
     def make_config(self, params: dict[str, Value]) -> KernelConfig:
         """The config with exactly this space's parameters, in its order; those with a default may be missing.
 
-        Raises `ConfigError` on a missing, surplus or foreign value.
-        """
+        Raises `ConfigError` on a missing, surplus or foreign value."""
         params = self.completed(params)
         missing = [p.name for p in self.parameters if p.name not in params]
         surplus = sorted(set(params) - set(self.names()))
@@ -109,8 +108,7 @@ class SearchSpace:
         """The part of the space where each named parameter has one of the chosen values, written as on the command
         line; names that the space lacks are passed over. A starting config outside of the part is left out.
 
-        Raises `ConfigError` on a value that the parameter does not have.
-        """
+        Raises `ConfigError` on a value that the parameter does not have."""
         parameters = []
         for p in self.parameters:
             spelled = {spelling(value): value for value in p.values}
@@ -144,8 +142,7 @@ def spelled(params: Mapping[str, Value]) -> str:
 def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
     """`NAME=V1,V2` words as {name: values, still as text}.
 
-    Raises `ConfigError` on another form, and on a name given twice.
-    """
+    Raises `ConfigError` on another form, and on a name given twice."""
     choices: dict[str, tuple[str, ...]] = {}
     for word in words:
         name, equals, values = word.partition("=")
@@ -176,8 +173,7 @@ def read_space(
     """The space of one architecture, with the starting configs of `<family>.yaml` whose values are among its
     `parameters`; `everywhere` has those of all architectures.
 
-    Raises `ConfigError` if the file is missing or not of this form.
-    """
+    Raises `ConfigError` if the file is missing or not of this form."""
     import yaml  # here, so that a kernel that was found runs where PyYAML is not installed
 
     from evoattn.model import safe_yaml

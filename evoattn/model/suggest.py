@@ -18,8 +18,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 def unknown(what: str, word: str, known: Iterable[str], see: str = "") -> str:
     """The sentences for an unknown word: what there is, the command that lists it, and which one was meant.
 
-    E.g. `Unknown family 'flash_mm'; evoattn has flash_mma, … (see `evoattn families`). Did you mean flash_mma?`
-    """
+    E.g. `Unknown family 'flash_mm'; evoattn has flash_mma, … (see `evoattn families`). Did you mean flash_mma?`"""
     names = list(known)
     where = f" (see `{see}`)" if see else ""
     return f"Unknown {what} {word!r}; evoattn has {', '.join(names)}{where}.{meant(word, names)}"

@@ -1,8 +1,7 @@
 """Whole numbers that are not known yet: what Python works out of them is an expression, whose text is C++.
 
 `outcomes` runs code once for each way that it can take; `merged` makes one result of them. So one function says what a
-kernel is launched with, to Python and to exported C++ (`evoattn.export.host_code`).
-"""
+kernel is launched with, to Python and to exported C++ (`evoattn.export.host_code`)."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _known: list[dict[Number, bool]] = []
 class Number:
     """A name, or an operator and what it is applied to. Two that are made alike are one object.
 
-    A truth value is asked for within `outcomes` alone; elsewhere it raises `TypeError`. As a key it is itself.
-    """
+    A truth value is asked for within `outcomes` alone; elsewhere it raises `TypeError`. As a key it is itself."""
 
     op: str
     parts: tuple[Any, ...]

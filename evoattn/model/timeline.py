@@ -1,7 +1,6 @@
 """When what happened in a search, over all of its processes: a line per event in the file that EVOATTN_TIMELINE names.
 
-`benchmarks/samplers/search_speed.py` reads it.
-"""
+`benchmarks/samplers/search_speed.py` reads it."""
 
 import os
 import time

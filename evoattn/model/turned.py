@@ -1,8 +1,7 @@
 """V of 8 bits with its keys along rows, as Hopper's tensor cores read it: `[batch, kv_heads, head_dim, keys]`.
 
 Keys are rounded up to whole groups of 16, of zeros. In a group place 4t + e has key 2t + e % 2 + e / 2 · 8: those whose
-scores a thread holds (`templates/fp8_wgmma/value_tile.cuh`).
-"""
+scores a thread holds (`templates/fp8_wgmma/value_tile.cuh`)."""
 
 from typing import Any
 

@@ -3,8 +3,7 @@
 Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
 gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`, a head_dim of V and a V within K
 as in DeepSeek V2's latent attention, used lengths and pages as `seqused_k` and `block_table` of FlashAttention 3,
-packed sequences as its `flash_attn_varlen_func`, block lists as `BlockMask` of torch's FlexAttention.
-"""
+packed sequences as its `flash_attn_varlen_func`, block lists as `BlockMask` of torch's FlexAttention."""
 
 import math
 import re

@@ -37,8 +37,7 @@ def write_file(path: Path, text: str) -> None:
     """Write `text` as UTF-8 for a user, in place of what is there, which keeps its permissions; a link stays a link.
 
     What another file cannot stand for is written in place: a terminal, a pipe or a device, a file of another owner or
-    with several names, and one in a folder that takes no new files. Raises `OSError`, which names `path`.
-    """
+    with several names, and one in a folder that takes no new files. Raises `OSError`, which names `path`."""
     try:
         target = Path(os.path.realpath(path))
         try:

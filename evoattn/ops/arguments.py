@@ -117,8 +117,7 @@ class Score:
     -inf)` hides keys.
 
     It is made once, outside of compiled code, and given to many calls, which read the tables' values of their time.
-    Raises `ValueError` for what is no such expression, and `TypeError` for a table that is no such tensor.
-    """
+    Raises `ValueError` for what is no such expression, and `TypeError` for a table that is no such tensor."""
 
     __slots__ = ("_names", "_tree", "key", "predicate", "tensors", "text")
 
@@ -205,8 +204,7 @@ def mask_of(causal: object, is_causal: object = False) -> str:
     names its corner, and True is the lower right one, as in FlashAttention.
 
     Raises `TypeError` for an `is_causal` that is no bool, `ValueError` for another `causal`, and where the two do not
-    say the same: neither may be overruled in silence.
-    """
+    say the same: neither may be overruled in silence."""
     require_flags(is_causal=is_causal)
     if not (causal is None or causal is True or causal is False or isinstance(causal, str)) or causal not in MASKS:
         raise ValueError(f"causal must be True, False, 'upper_left' or 'lower_right', not {causal!r}.")
@@ -352,8 +350,7 @@ def is_apart(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform, JIT
-    trace or forward-mode differentiation, nor views that are negated when they are read.
-    """
+    trace or forward-mode differentiation, nor views that are negated when they are read."""
     return (
         (type(query) is type(key) is type(value) is Tensor or _ORDINARY.issuperset(map(type, (query, key, value))))
         and not _dispatch_modes()

@@ -160,8 +160,7 @@ def attention(
     the bits of a row depend on its own query, keys and values alone (docs/serves.md, "The same bits").
 
     Raises what SDPA raises for shapes that do not fit, `ValueError` for a wrong `causal` or one that `is_causal`
-    contradicts, a wrong `out` or argument beyond SDPA's, and `TypeError` for one of the wrong type.
-    """
+    contradicts, a wrong `out` or argument beyond SDPA's, and `TypeError` for one of the wrong type."""
     if causal is None and is_causal.__class__ is bool:
         mask = CAUSAL_UPPER_LEFT if is_causal else FULL
     else:
@@ -236,8 +235,7 @@ def attention_varlen(
     The best known kernel runs; else torch's `varlen_attn`, or, where that lacks what is asked, SDPA over the sequences
     padded to their longest. Lengths are not read on the host, and nothing waits for the device. Raises `ValueError`
     for arguments that do not fit, `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel
-    serves the call.
-    """
+    serves the call."""
     call = Call(
         **of_sequences(query, key, value, (max_seqlen_q, max_seqlen_k), out),
         mask=aligned_mask_of(causal),
@@ -291,8 +289,7 @@ def attention_paged(
 
     The best known kernel runs where pages have a power of two of keys up to 512; else torch gathers them and computes
     the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, `TypeError` for ones of
-    the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
-    """
+    the wrong type, and `NoKernel` under `strict` where no kernel serves the call."""
     if block_table is None:
         raise TypeError("block_table must be a tensor, not NoneType.")
     call = Call(
@@ -347,8 +344,7 @@ def attention_mixed(
 
     Nothing waits for the device, lengths are read there, and one plan serves all batches whose sizes round to the same:
     a call may be captured in a CUDA graph after one like it has run. Raises `ValueError` for arguments that do not fit,
-    `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
-    """
+    `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel serves the call."""
     if query.dim() != 3:
         raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
     if k_scale is None and v_scale is None and max_seqlen_q.__class__ is int:

@@ -85,8 +85,7 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
 
     Where no kernel serves the call, 16-bit attention of the values runs, by our kernels or by torch. `strict` raises
     `NoKernel` instead. There are no gradients: raises `ValueError` where one is wanted, and for what does not fit,
-    `TypeError` for an argument of the wrong type.
-    """
+    `TypeError` for an argument of the wrong type."""
     require_flags(smooth_k=smooth_k, turned=turned)
     if turned:
         value = _as_rows(key, value)

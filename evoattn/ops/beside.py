@@ -69,8 +69,7 @@ def appended(
     behind those in use of a cache; None where none has.
 
     q `[batch, rows, heads, head_dim]`, new keys and values `[batch, rows, kv_heads, head_dim]`. `moves`: query i has
-    the position of new key i, else that of the first.
-    """
+    the position of new key i, else that of the first."""
     runtime = current.runtime()
     given = (q, *new, cache.k, cache.v, *(rotary[:2] if rotary else ()))
     if runtime.platform is None or not _can_append(given, cache, runtime):
@@ -261,8 +260,7 @@ class Numbers:
     """`numbers` stand for themselves times `scale`, and where keys were taken less their mean, plus `mean`.
 
     Scales are float32: of a tensor `[1, 1]`, of each K/V head of each batch `[batch, kv_heads]`, of each 128 rows
-    `[batch, heads, blocks]`, of each row `[batch, heads, rows]`. The mean is `[batch, heads, 1, head_dim]`, float32.
-    """
+    `[batch, heads, blocks]`, of each row `[batch, heads, rows]`. The mean is `[batch, heads, 1, head_dim]`, float32."""
 
     numbers: Tensor
     scale: Tensor
@@ -321,8 +319,7 @@ def quantize(tensor: Tensor, wanted: Wanted) -> Numbers:
     A scale is the largest magnitude of what shares it over the largest number of the dtype, 1 where all are 0, and
     2^-126 at least. A number is value · (1 / scale), rounded to the nearest, to the last bit the same by a kernel and
     by PyTorch, but for what the order of a mean's sum makes. NaN and infinities are NaN (0 in int8), and count for no
-    scale and no mean.
-    """
+    scale and no mean."""
     made = () if wanted.smooth else _by_kernel((tensor,), wanted, current.runtime())
     return Numbers(*made) if made else quantize_by_torch(tensor, wanted)
 
@@ -345,8 +342,7 @@ def quantize_kv(
     and count for no scale. One kernel makes 8 bits of both tensors of 16 on a GPU. `turned` gives value its keys along
     rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
     order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
-    for tensors of other dimensions.
-    """
+    for tensors of other dimensions."""
     if dtype not in KV_DTYPES:
         raise ValueError(f"dtype must be one of {EIGHT_BIT_NAMES}, not {dtype}.")
     if granularity not in ("tensor", *GRANULARITIES[1:]):

@@ -3,8 +3,7 @@ table of what each block is. The lists say what is seen, also where `mask_mod` s
 
 And the lists of a new mask, made by a kernel on the device, of the traced `mask_mod`: torch's own function makes one
 number for each pair of a query and a key first. A `score_mod` that hides keys by -inf becomes such lists in each call,
-as captured tensors may change from call to call, so that hidden tiles are not computed.
-"""
+as captured tensors may change from call to call, so that hidden tiles are not computed."""
 
 import copy
 import hashlib

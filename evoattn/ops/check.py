@@ -37,8 +37,7 @@ def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
 def recorded_check(cubin: Cubin, machine: str, folder: Path) -> str | None:
     """What the check of this machine code on this GPU and driver said: empty if right, None if there was none.
 
-    A record counts for the recipe that it was written for alone: the same code may have been asked for by another.
-    """
+    A record counts for the recipe that it was written for alone: the same code may have been asked for by another."""
     path = _place(cubin, machine, folder)
     data = read_own(path)
     if data is None:
@@ -66,8 +65,7 @@ def load_checked(
     """The chosen kernel on a device. Its `failure` is set if it answered wrong there, now or at an earlier check.
     `cases` are `cases_of` it, asked for where there was no check.
 
-    Raises what loading and checking raise, and keeps no record then: it may go well in the next process.
-    """
+    Raises what loading and checking raise, and keeps no record then: it may go well in the next process."""
     family, config = choice.family, choice.config
     kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)
     wrong = recorded_check(cubin, machine, folder)
@@ -111,8 +109,7 @@ def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform
     context is not right either. Waits for the device.
 
     Raises what says nothing of the kernel: `LaunchError` where the driver refuses something, torch's errors where there
-    is no memory, `ContextLost` where the context was lost before.
-    """
+    is no memory, `ContextLost` where the context was lost before."""
     from evoattn.correctness.validate import check
     from evoattn.families.built import BuiltKernel
     from evoattn.model.records import CompiledKernel, CompileInfo

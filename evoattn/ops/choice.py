@@ -118,8 +118,7 @@ def choose(
     `estimated` allows kernels that were measured on no GPU of this kind. `lookup` finds a family by its name.
     `races`: with the rivals that can serve the problem.
 
-    A picker that fails (a damaged file) is passed over with a warning.
-    """
+    A picker that fails (a damaged file) is passed over with a warning."""
     searched = problem.as_searched
     try:
         picked = pick(searched, gpu)

@@ -10,8 +10,7 @@ both functions as graphs. Where kernels serve a call, autograd's part of it is t
 graph, captured tensors are inputs of the op and have gradients, and what no kernel serves stays torch's. The lists say
 what is seen; how many blocks they have is read once for each kind of mask, when the op runs.
 
-Importing this module imports `torch._dynamo`, which takes a second: `attention` does so inside of a trace only.
-"""
+Importing this module imports `torch._dynamo`, which takes a second: `attention` does so inside of a trace only."""
 
 import math
 import re
@@ -303,8 +302,7 @@ def kernels_run_on() -> str:
 
 def why_not_traced(call: Call) -> str | None:
     """One reason, without a full stop, why a trace takes torch's own code at once; what else may speak against a kernel
-    shows when it runs.
-    """
+    shows when it runs."""
     kind = kernels_run_on()
     if not kind or not call.query.device.type == call.key.device.type == call.value.device.type == kind:
         return f"the tensors are on the {call.query.device.type.upper()}"

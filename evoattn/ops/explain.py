@@ -73,8 +73,7 @@ def explain(
     `evoattn.flex_attention`. Of a call that wants gradients it says both kernels.
 
     Nothing is compiled, loaded or launched. Raises `ValueError` and `TypeError` for arguments beyond
-    SDPA's that do not fit.
-    """
+    SDPA's that do not fit."""
     words = dict(locals())  # by the names of the table of arguments
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {NO_TENSOR}."
@@ -165,8 +164,7 @@ def warmup(shapes: Wanted, device: torch.device | int | None = None, *, up_to_ke
     (`B=1,H=16,S=1024,D=64,dtype=bf16,mask=causal`), or one of these, or what `evoattn.capture` recorded. `device` is
     torch's current CUDA device unless given. With `up_to_keys` the kernels are made ready, too, that each problem comes
     to while its keys grow to so many, as those of a cache do; each that is new has a sentence of its own. Raises
-    `ProblemError` on an unknown shape, or where a problem cannot have so many keys.
-    """
+    `ProblemError` on an unknown shape, or where a problem cannot have so many keys."""
     runtime = current.runtime()
     if not isinstance(up_to_keys, int):
         raise WrongUse(f"up_to_keys is a number of keys, not {up_to_keys!r}.")
@@ -184,8 +182,7 @@ def settle() -> None:
 
     New functions of FlexAttention's language run in a kernel that is compiled sooner, other lengths and masks of them
     in one that is there. Where numbers are captured the second call begins a compile, too. Nothing is compiled without
-    a CUDA device.
-    """
+    a CUDA device."""
     current.runtime().settle()
 
 
@@ -215,8 +212,7 @@ class RecordedKernel:
     head_dim, dtype and mask that it was found for; `trial` and `problem` say which. `timing` is the recorded one, None
     for an offline trial.
 
-    Today's template renders it from the recorded config, and it is checked on the device before its first use.
-    """
+    Today's template renders it from the recorded config, and it is checked on the device before its first use."""
 
     def __init__(
         self, trial: Trial, study: Study, make_runtime: Callable[[Picker], Runtime] = _own_runtime, source: str = ""
@@ -297,8 +293,7 @@ def load(
     """The kernel of a recorded trial: by its number, or `best` of the study called `study`, of all studies of `shape`
     (on `gpu`, if several have it), or of the latest study. `db` is a path or URL, the usual database unless given.
 
-    Raises `WrongUse` (an unknown study or trial, a wrong shape) or `StorageError`.
-    """
+    Raises `WrongUse` (an unknown study or trial, a wrong shape) or `StorageError`."""
     from evoattn.model.gpu import lookup
     from evoattn.model.named_problems import by_name_or_shape
     from evoattn.storage import Storage

@@ -7,8 +7,7 @@ arguments that do not fit nothing else is tried.
 
 A function that is made anew for each call, as a closure over the step's tensors is, has the key of the last one as long
 as its code, the numbers that it sees and the tensors' shapes are the same. So what was found out of one holds for the
-next. Objects with attributes may change in silence: functions that see such have no key.
-"""
+next. Objects with attributes may change in silence: functions that see such have no key."""
 
 from __future__ import annotations
 
@@ -384,8 +383,7 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     and captured tensors are by kernels, too; those of query, key and value have the same bits in every run under
     torch's deterministic algorithms. Calls that no kernel serves (functions that are no expressions, the largest scores
     …) go to torch's function; `evoattn.explain(…, score_mod=, block_mask=)` says why. In compiled code the call is an
-    op in one graph where kernels serve it, else torch's compiled function.
-    """
+    op in one graph where kernels serve it, else torch's compiled function."""
     words: dict[str, Any] = dict(kernel_options=kernel_options, return_aux=return_aux)
     if torch.compiler.is_compiling():
         refuse("compiled code may get FlexAttention of torch")

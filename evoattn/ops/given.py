@@ -63,8 +63,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) ->
     the functions but `attn_mask` and `dropout_p` have; those that are left out have their defaults.
 
     Raises `ValueError` and `TypeError` for what the functions refuse, but for tensors that do not fit: see
-    `Call.require`.
-    """
+    `Call.require`."""
     get = given.get
     table, starts = get("block_table"), get("cu_seqlens_q")
     aligned = not (table is starts is get("cu_seqlens_k") is None)
@@ -213,8 +212,7 @@ def with_mask(call: Call, mask: Any) -> Call:
     """The call with what the mask says in its own fields. Nothing is read back from the device.
 
     Raises `ValueError` for a mask beside a causal one or a bias, and for a causal one of other lengths, `TypeError` for
-    what is no tensor.
-    """
+    what is no tensor."""
     if call.causal:
         raise ValueError("attn_mask and is_causal or causal exclude each other.")
     if call.term(BIAS) is not None:
@@ -246,8 +244,7 @@ def with_scales(call: Call, k_scale: Scale, v_scale: Scale, q_scale: Scale = Non
     32 bits. Where value alone has 8 its scales are of columns (`_of_columns`). With a query of 8 bits beside such keys,
     of packed sequences or over pages, those of query come last.
 
-    Raises `ValueError` for scales beside such a key, and those that do not fit, `TypeError` for what is none.
-    """
+    Raises `ValueError` for scales beside such a key, and those that do not fit, `TypeError` for what is none."""
     asked = q_scale is not None or call.packed or call.paged
     scaled = asked and call.key.dtype == call.value.dtype and call.key.dtype in BESIDE.get(call.query.dtype, ())
     if q_scale is not None and not scaled:

@@ -2,8 +2,7 @@
 
 The function is called once, with stand-ins for the score and the indices. Every operation that torch does with them is
 written down by a row of `RULES`; none runs on the device. Captured tensors become tables, captured numbers constants.
-What cannot be said so raises `Untraceable`, and torch's FlexAttention runs in its place.
-"""
+What cannot be said so raises `Untraceable`, and torch's FlexAttention runs in its place."""
 
 import contextlib
 import math

@@ -69,8 +69,7 @@ class Scratch:
 
     A call that a graph records takes memory of its own, the zeros cleared at every replay, since replays may overlap
     work of other streams. The first runs of compiled code may allocate from the pool of a graph that is to come; what
-    is kept comes from elsewhere.
-    """
+    is kept comes from elsewhere."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -81,8 +80,7 @@ class Scratch:
 
     def get(self, size: int, zeroed: bool, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
         """At least `size` bytes that launches on `stream`, the current one, may use; if `zeroed`, of zeros, which they
-        leave zero. `compiled`: the call comes from compiled code.
-        """
+        leave zero. `compiled`: the call comes from compiled code."""
 
         def make() -> Tensor:
             return (torch.zeros if zeroed else torch.empty)(size, dtype=torch.uint8, device=device)
@@ -176,8 +174,7 @@ class CallPlan(Plan):
         """Enqueue the call on torch's current stream, of the first four `TENSORS`, the log-sum-exp and, if it is a
         backward pass, `BACKWARD_TENSORS`. The device must be the current one.
 
-        Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses.
-        """
+        Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses."""
         index = self.index
         stream = self._platform.stream(index)
         first, second, third, fourth = tensors
@@ -324,8 +321,7 @@ def launch_again(platform: Platform, index: int, launch: LaunchArguments, status
 class Kernels:
     """Loaded kernels, and why others could not be made ready: none of these is tried again in this process.
 
-    `folder` keeps compiled kernels and the records of their checks.
-    """
+    `folder` keeps compiled kernels and the records of their checks."""
 
     def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin], lost: Callable[[], None]) -> None:
         """`build` makes machine code, as `get_cubin` does. `lost` is called where a kernel turns out to be of no

@@ -77,8 +77,7 @@ class Runtime:
     """Plans by call, kernels by device. One serves all threads.
 
     `folder` keeps compiled kernels and the records of their checks. `estimated` allows kernels that were measured on
-    no GPU of this kind; `forget` makes a change of it, or of what `pick` answers, count.
-    """
+    no GPU of this kind; `forget` makes a change of it, or of what `pick` answers, count."""
 
     def __init__(
         self,

@@ -3,8 +3,7 @@
 While any thread or asyncio task has it on, the name in `torch.nn.functional` is a function of ours, which passes calls
 of others through. Code that bound torch's function to a name of its own before keeps torch's. Who chooses SDPA's
 backends after that, by `torch.nn.attention.sdpa_kernel` or its flags, gets them. Compiled code takes what was on, and
-whether backends were chosen, when it was compiled; it is compiled again where a thread's blocks have changed.
-"""
+whether backends were chosen, when it was compiled; it is compiled again where a thread's blocks have changed."""
 
 import contextlib
 import threading
@@ -102,8 +101,7 @@ def _with_bias_object(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout_p: float, scale: float | None, enable_gqa: bool
 ) -> Tensor:
     """For a mask of a tensor subclass; torch's causal biases compare the called function with the name that is
-    replaced.
-    """
+    replaced."""
     kind = causal_kind(bias)
     if kind is None:
         if recorders():
@@ -138,8 +136,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`; without a mask tensor and dropout, `evoattn.attention` where
-    it is on.
-    """
+    it is on."""
     if PROMISE.everywhere and (attn_mask is not None or dropout_p) and _serves():
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and type(attn_mask) is not Tensor and not is_causal:
@@ -159,8 +156,7 @@ def scaled_dot_product_attention(
 def _compiled_with_its_caller(ours: Callable[..., object]) -> None:
     """Let a trace of the caller go through ours, and make no graph of ours alone: where torch does not trace the
     caller, as the layers of `torch.nn` under `layer.compile()`, the guards of a graph of one call take longer than the
-    call. A torch without these names of its own makes that graph.
-    """
+    call. A torch without these names of its own makes that graph."""
     assert isinstance(ours, FunctionType)
     code = ours.__code__
     try:
@@ -181,8 +177,7 @@ _compiled_with_its_caller(scaled_dot_product_attention)
 
 def _hold(count: int) -> None:
     """Take or give up the name in `torch.nn.functional`. Where somebody else has replaced ours in the meantime, theirs
-    stays.
-    """
+    stays."""
     global _users, _original
     with _lock:
         before, _users = _users, _users + count
@@ -202,8 +197,7 @@ def sdpa(on: bool = True) -> Iterator[None]:
     `on=False`, torch's. An `sdpa_kernel` inside of it has PyTorch's backends run.
 
     Blocks nest, and an exception ends one like its last line. A compiled function takes evoattn if it is first called
-    inside of a block.
-    """
+    inside of a block."""
     _hold(1)
     try:
         with _blocks.entered((on, _backends())):
@@ -220,8 +214,7 @@ def capture() -> Iterator[Shapes]:
     on a GPU, times.
 
     The calls run as they would without it. What is compiled or replayed from a CUDA graph is not seen: record the
-    eager model.
-    """
+    eager model."""
     _hold(1)
     try:
         with recording(shapes := Shapes()):
@@ -247,8 +240,7 @@ def enable(
     With `precision="fp8"` eager calls of 16 bits whose answers need no gradients are computed by
     `evoattn.attention_fp8`, those of `evoattn.attention` too, where a kernel of 8 bits serves them and quantising pays
     ("enable" in docs/python.md). Raises `ValueError` for another precision, and for `batch_invariant` beside it: a
-    scale depends on other rows.
-    """
+    scale depends on other rows."""
     global _before, _everywhere
     if precision not in (None, "fp8"):
         raise ValueError(f"precision must be 'fp8', or None for that of the tensors, not {precision!r}.")

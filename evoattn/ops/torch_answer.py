@@ -1,8 +1,7 @@
 """What torch computes where no kernel of ours runs: `scaled_dot_product_attention` itself, kept from what it cannot
 take; the formula, for what SDPA lacks, and for the log-sum-exp, which it does not give; of packed sequences torch's
 `varlen_attn`, or the formula over sequences of one length. And the promises that forbid it: `NoKernel` is raised rather
-than break them, as nothing is known that would keep the bits of torch's rows in every batch.
-"""
+than break them, as nothing is known that would keep the bits of torch's rows in every batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -63,8 +62,7 @@ def sdpa(
     Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
     formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
     addresses: its kernels load 16 bytes at once without a look at where tensors begin
-    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device.
-    """
+    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device."""
     refuse("it was left to torch")
     tensors = query, key, value
     if not _is_watched() and all(map(_is_plain, tensors)):
@@ -207,8 +205,7 @@ def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tens
     no key has the output 0.
 
     `scores_at_once` bounds the scores in memory. Raises `ValueError` where fewer K/V heads come without `enable_gqa` or
-    do not divide query's, for several dtypes or one of no real floating-point numbers, and what SDPA raises.
-    """
+    do not divide query's, for several dtypes or one of no real floating-point numbers, and what SDPA raises."""
     _require_numbers(call)
     used, bias, sinks = call.term(SEQUSED), call.term(BIAS), call.term(SINKS)
     if used is not None and not call.finite:
@@ -320,8 +317,7 @@ def log_sum_exp(call: Call) -> Tensor:
     seqlen_q]` float32, of a call without a variant.
 
     `-inf` for a query that sees no key. Scores are made in float32 (of float64 in itself), some rows at a time. Heads
-    and batches are broadcast as SDPA broadcasts them.
-    """
+    and batches are broadcast as SDPA broadcasts them."""
     query, keys = call.query, wide(call.key)
     seqlen_q, seqlen_k = query.shape[-2], keys.shape[-2]
     if query.dim() > 2:
@@ -391,8 +387,7 @@ def _hidden(call: Call, rows: slice, diagonal: int | Tensor) -> Tensor | None:
 
 def _of_sequences(call: Call) -> tuple[Tensor, Tensor | None]:
     """The answer to a call of packed sequences, and the log-sum-exp where it is wanted; the causal mask ends in the
-    lower right corner of each sequence. Nothing waits for the device.
-    """
+    lower right corner of each sequence. Nothing waits for the device."""
     query = call.query
     if not (query.shape[2] and call.key.shape[2]):
         return _of_nothing(call)

@@ -1,6 +1,5 @@
 """`evoattn.tune(shapes, budget="5m")`: a search for what a model asks of attention; the op takes the winners from then
-on.
-"""
+on."""
 
 from __future__ import annotations
 
@@ -219,8 +218,7 @@ def tune(
     user's data folder (`kept/wins.jsonl`), and taken from then on. What `capture` recorded of training has both
     passes, the forward one with a log-sum-exp, and both are searched. An interrupt keeps the winners of the problems
     that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU and where no
-    worker process can start.
-    """
+    worker process can start."""
     require_startable()
     seconds = parse_budget(budget).seconds
     if seconds is None:

@@ -70,8 +70,7 @@ class _Node:
 class Walk:
     """The gradients of leaves by the graph that torch recorded, step by step on the current stream.
 
-    torch's own engine runs each step on the stream of its forward pass, which no other stream's CUDA graph can hold.
-    """
+    torch's own engine runs each step on the stream of its forward pass, which no other stream's CUDA graph can hold."""
 
     def __init__(self, out: torch.Tensor, leaves: list[torch.Tensor]) -> None:
         self._leaves, self._out = leaves, out  # torch frees what a step in Python saved with the last answer of it

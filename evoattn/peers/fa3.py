@@ -3,8 +3,7 @@ forward alone as a wheel.
 
 Both have one Python interface. `num_splits=0` lets FA3 choose how many blocks share a row of queries: the default of
 its `flash_attn_func` is 1, which leaves most of the GPU idle in decode, that of its `flash_attn_with_kvcache` is 0.
-Where there are blocks enough, 0 chooses 1. Keys in use and pages go to the latter (`cache_seqlens`, `page_table`).
-"""
+Where there are blocks enough, 0 chooses 1. Keys in use and pages go to the latter (`cache_seqlens`, `page_table`)."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -42,8 +41,7 @@ class Fa3:
 def find(dtype: str, load: Load = importlib.import_module) -> Fa3:
     """The first package that takes `dtype`, among those that `load` imports by name.
 
-    Raises `LacksDtype` if one is built without the dtype, and `ImportError` if none is installed and loads.
-    """
+    Raises `LacksDtype` if one is built without the dtype, and `ImportError` if none is installed and loads."""
     absent, lacking = [], []
     for stem, distribution in PACKAGES.items():
         try:

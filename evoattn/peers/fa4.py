@@ -52,8 +52,7 @@ def prepare(problem: AttentionProblem, load: Load, score_mod: Callable[[str], Sc
     pages.
 
     Raises `PeerRefused` for a softcap with slopes or a bias: each is the one function of the scores. Raises
-    `ImportError` where it is not installed.
-    """
+    `ImportError` where it is not installed."""
     changed = problem.alibi or bool(problem.bias)
     if changed and problem.softcap:
         raise PeerRefused("FlashAttention 4 has one function of the scores: no softcap beside slopes or a bias.")

@@ -2,8 +2,7 @@
 backend, which split the keys, on caches and pages, and those of latent attention.
 
 `plan`, which reads lengths on the CPU, is part of what is made, not of what is timed: an engine plans once per step for
-all layers. What it has not compiled yet, it compiles with nvcc at the first call, which takes minutes on few cores.
-"""
+all layers. What it has not compiled yet, it compiles with nvcc at the first call, which takes minutes on few cores."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

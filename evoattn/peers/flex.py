@@ -76,8 +76,7 @@ def block_mask(
 ) -> Any:
     """The `BlockMask` of blocks of `sizes` (queries, keys), the same for all heads; `batches` None: for all batches.
 
-    `create_block_mask` of torch asks for all scores at once, which packed sequences have too many of.
-    """
+    `create_block_mask` of torch asks for all scores at once, which packed sequences have too many of."""
     from torch.nn.attention.flex_attention import BlockMask
 
     height, width = sizes
@@ -166,8 +165,7 @@ def make(problem: AttentionProblem, tensors: Tensors, compiler: Compiler | None 
     """A call that gives O. Sinks are folded in by the log-sum-exp, in the same compiled function.
     `compiler` is `torch.compile` unless given.
 
-    Raises `PeerRefused` for plain attention that SDPA's fused kernels serve, and whatever torch's compiler raises.
-    """
+    Raises `PeerRefused` for plain attention that SDPA's fused kernels serve, and whatever torch's compiler raises."""
     if problem.op == "forward" and has_a_flag(problem):
         raise PeerRefused("FlexAttention is asked for what is no flag of SDPA: its compiler takes seconds.")
     # Imported here, as it brings torch._dynamo: a second of every worker's start.

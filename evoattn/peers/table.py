@@ -88,8 +88,7 @@ def _flash_attention(
     """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
 
     Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so
-    nothing is copied. `causal` means `causal_lower_right` there. `own` as in `flash_options`.
-    """
+    nothing is copied. `causal` means `causal_lower_right` there. `own` as in `flash_options`."""
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         if not problem.element.on_tensor_cores:
@@ -118,8 +117,7 @@ def _flash_attention(
 def fa3_peer(load: fa3.Load = import_module) -> Peer:
     """FlashAttention 3, out of the modules that `load` imports. Numbers of 8 bits go to it with their scales.
 
-    Its call raises `PeerRefused` for a dtype that the installed build lacks.
-    """
+    Its call raises `PeerRefused` for a dtype that the installed build lacks."""
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         plain, tensors, descales = eight_bits(problem, tensors)
@@ -168,8 +166,7 @@ def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: A
     first: in the first output, or in all that it gives.
 
     Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not
-    stand beside ours.
-    """
+    stand beside ours."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -200,8 +197,7 @@ def refusal(said: list[str], error: str) -> str:
     """Why a peer failed: SDPA's reason is in the warnings that it printed before its error.
 
     torch goes through all fused backends: those that `sdpa_kernel` switched off say only that they are off, under
-    headings of their own. Of any other error the warnings are no part.
-    """
+    headings of their own. Of any other error the warnings are no part."""
     if "No available kernel" not in error:
         return _sentence(error)
     noise = ("runtime disabled", "not used because", "User provided")

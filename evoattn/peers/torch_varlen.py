@@ -30,8 +30,7 @@ def bound(
     """`varlen_attn` of (query, key, value, cu_seq_q, cu_seq_k, max_q, max_k) with these options; `causal` is the mask
     whose diagonal ends in the lower right corner of each sequence.
 
-    Raises `PeerRefused` for an option that it lacks.
-    """
+    Raises `PeerRefused` for an option that it lacks."""
     known = inspect.signature(varlen_attn).parameters
     options: dict[str, object] = {}
     past, ahead = window or (-1, -1)

@@ -77,8 +77,7 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
     window alone 0 and -inf, as SDPA would make a Bool mask into such a tensor in every call. None for plain attention.
     A bias whose gradient is asked for is taken as it is.
 
-    Raises `PeerRefused` on a softcap and on sinks, and on that gradient beside a mask or keys in use.
-    """
+    Raises `PeerRefused` on a softcap and on sinks, and on that gradient beside a mask or keys in use."""
     served = ("window", "alibi", "bias", "value_dim", "shared_kv", *KEY_VARIANTS)
     refuse_all_but(served, problem, "SDPA")
     if not set(problem.variants) & {*SCORE_VARIANTS, *KEY_VARIANTS}:
@@ -126,8 +125,7 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, own: tuple[str, .
     those that FlashAttention 3 and 4 share. FlashAttention 4 gets slopes and a bias by these names, the bias `[batch,
     heads, seqlen_q, seqlen_k]`.
 
-    Raises `PeerRefused` on what it does not take.
-    """
+    Raises `PeerRefused` on what it does not take."""
     refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", *own), problem, who)
     options: dict[str, Any] = {}
     if problem.deterministic:

@@ -1,8 +1,7 @@
 """`evoattn calibrate`: measures on the card that is here what its picks need, within a budget.
 
 Problems as people have them, and the user's own, are searched together; each time is kept as it comes. Of them are
-made a correction of the cost model and the card's list of kernels, and both are judged on problems left out.
-"""
+made a correction of the cost model and the card's list of kernels, and both are judged on problems left out."""
 
 import json
 import math

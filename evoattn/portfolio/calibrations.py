@@ -2,8 +2,7 @@
 
 `times.jsonl` has every time, a line as soon as it was measured, so that nothing is lost whatever ends a calibration.
 `calibration.json` has what came of them: the card's list of kernels, the correction of the cost model, what picks lost
-on problems left out. Both hold configs, which are checked against today's search spaces, and never sources.
-"""
+on problems left out. Both hold configs, which are checked against today's search spaces, and never sources."""
 
 from __future__ import annotations
 

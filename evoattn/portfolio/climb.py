@@ -4,8 +4,7 @@ and so on, step by step by the cost model, which was fitted to all kernels that 
 What climbs came to is kept in memory and in a file, so that a process need not climb where an earlier one has: a climb,
 and reading the cost model before the first, take longer than all else of a first call. A file is of one state of what
 decides a climb. Its lines are appended, each by one write, so that processes share it; a line that is not whole has no
-right checksum. What cannot be read or written costs a climb, nothing else.
-"""
+right checksum. What cannot be read or written costs a climb, nothing else."""
 
 import hashlib
 import math

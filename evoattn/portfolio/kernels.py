@@ -1,8 +1,7 @@
 """The kernels that come with evoattn for an architecture, at which every pick begins, as plain JSON.
 
 A file says on which cards its kernels were timed and which of them were fast on which kind of problems, what climbs
-from them may change, and which problems are left to PyTorch. `evoattn portfolio select` writes it.
-"""
+from them may change, and which problems are left to PyTorch. `evoattn portfolio select` writes it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -122,8 +121,7 @@ class KernelList:
 def load(arch: str, folder: Path = DATA) -> KernelList | None:
     """The list of an architecture, e.g. `sm_90a`, or None where there is none.
 
-    Raises `ValueError`, `KeyError` or `TypeError` on a damaged file; a kernel's row raises when it is asked for.
-    """
+    Raises `ValueError`, `KeyError` or `TypeError` on a damaged file; a kernel's row raises when it is asked for."""
     try:
         row = json.loads((folder / f"{arch}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -78,8 +78,7 @@ def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache | None = No
     """The kernel for `problem` on `gpu`, or None where no family has one, or PyTorch's own attention was faster.
 
     Picks on a card that was not measured, or for a kind of problem that was not (`KernelList.kind_of`), are
-    `estimated`. `climbs`: what earlier picks came to, those of this process unless given.
-    """
+    `estimated`. `climbs`: what earlier picks came to, those of this process unless given."""
     found = lasting_pick(problem, gpu, climbs)
     if found and registry.lookup(found.family).why_impossible(problem, found.config, gpu):
         return next(next_picks(problem, gpu), None)
@@ -316,8 +315,7 @@ def likely(problem: AttentionProblem) -> AttentionProblem:
 
     Lengths of packed sequences and numbers of keys in use are data of the device. Known are how many sequences there
     are, the longest that they may be, and of packed ones how many rows they have together. So a choice is the same
-    whatever the lengths are that a problem records.
-    """
+    whatever the lengths are that a problem records."""
     if problem.varlen:
         sides = ((problem.head_rows[0], problem.seqlen_q), (_rows_of_keys(problem), problem.seqlen_k))
         return problem.with_(varlen=_spread(problem, *sides))

@@ -4,8 +4,7 @@
   among blocks; and of several proposals the one that the cost model puts first.
 - `ClimbingBreeder`: what a pick could become: the cost model's climbs from a problem's pick and from other shapes, what
   it cannot tell from where they end and what it puts somewhat behind, then neighbours of the fastest kernels: those
-  that the cost model expects most of, and any gene's best value.
-"""
+  that the cost model expects most of, and any gene's best value."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

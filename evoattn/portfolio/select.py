@@ -3,8 +3,7 @@ plain attention, of which the best by the cost model is near the best of all on 
 
 And what their picks lose on problems that they were not built from: the pick, the best kernels of a search that starts
 from it and from the families' known-good configs, and every peer are timed in turns. Regret is the pick's time over the
-best of ours.
-"""
+best of ours."""
 
 import math
 import os

@@ -14,8 +14,7 @@
   queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
   is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
 
-What ships is made from seeds below 100 (`BUILD_SEEDS`); whoever judges it draws from others.
-"""
+What ships is made from seeds below 100 (`BUILD_SEEDS`); whoever judges it draws from others."""
 
 import math
 import random

@@ -71,8 +71,7 @@ def count(
 ) -> Counted:
     """The counters of one call of a kernel, or of the peer of that name, on random inputs of `problem`.
 
-    `find` gives the path of ncu, None if it is not installed. Raises `ProfileError` where there are no counters.
-    """
+    `find` gives the path of ncu, None if it is not installed. Raises `ProfileError` where there are no counters."""
     path = find()
     if path is None:
         raise ProfileError(NOT_INSTALLED)

@@ -2,8 +2,7 @@
 
     python -m evoattn.profiling.target FOLDER
 
-FOLDER holds what `evoattn.profiling.ncu` wrote.
-"""
+FOLDER holds what `evoattn.profiling.ncu` wrote."""
 
 import json
 import sys

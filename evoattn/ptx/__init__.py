@@ -1,8 +1,7 @@
 """A PTX interpreter: runs kernels on the CPU and finds races, accesses out of bounds and deadlocks.
 
 `run_launch` runs one launch over NumPy arrays. README.md says what is modelled and what is not. Imports nothing of
-evoattn.
-"""
+evoattn."""
 
 from evoattn.ptx.errors import (
     AsyncFault,

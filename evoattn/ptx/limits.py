@@ -1,6 +1,5 @@
 """What the interpreter does not model, said here and nowhere else: what "right on the interpreter" leaves to the
-device.
-"""
+device."""
 
 NOT_MODELLED = (
     "machine code: it runs PTX, so faults of ptxas, register counts and time are not seen",

@@ -28,8 +28,7 @@ class TensorMap:
 
     `shape` and `box` in elements and `strides_bytes` (of every dimension but the innermost, which is contiguous) count
     from the innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128. With `wraps` the tensor may
-    reach outside of the buffer, and addresses wrap at 2^64 bytes; the part of a box within `shape` may not.
-    """
+    reach outside of the buffer, and addresses wrap at 2^64 bytes; the part of a box within `shape` may not."""
 
     buffer: str
     shape: tuple[int, ...]
@@ -80,8 +79,7 @@ def run_launch(  # noqa: PLR0913 — the face of the library
 
     What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a
     launch that no device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled,
-    `ValueError` for buffers that are not C-contiguous or overlap.
-    """
+    `ValueError` for buffers that are not C-contiguous or overlap."""
     kernels = (parse_program(program) if isinstance(program, str) else program).kernels
     if kernel not in kernels:
         raise ImpossibleLaunch(f"The program has no kernel {kernel}; it has {', '.join(kernels) or 'none'}.")

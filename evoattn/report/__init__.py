@@ -1,7 +1,6 @@
 """What a study found, in three formats that print one and the same summary.
 
-The names below are imported when they are first used: the page alone needs jinja2.
-"""
+The names below are imported when they are first used: the page alone needs jinja2."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -84,8 +84,7 @@ def progress(study: Study, right: Iterable[Result]) -> Progress:
 def group_failures(failures: Iterable[tuple[TrialState, str, int]]) -> tuple[FailureGroup, ...]:
     """Failures by state and reason, most frequent first; reasons that differ only in numbers are one group.
 
-    Only the first line of a reason is kept, and of a long one its beginning.
-    """
+    Only the first line of a reason is kept, and of a long one its beginning."""
     groups: dict[tuple[str, str], Counter[str]] = {}
     for state, reason, count in failures:
         first = next(iter(reason.strip().splitlines()), "")
@@ -158,8 +157,7 @@ def importance_of(family: str, values: Sequence[float], columns: dict[str, Colum
     """`values` (least first) and the parameters' columns are those of the right trials of one family.
 
     PED-ANOVA (Watanabe et al., IJCAI 2023) asks which parameters set the best tenth apart from all: what a search
-    wants to know, in milliseconds, where fANOVA's forests take seconds and answer for the bad regions too.
-    """
+    wants to know, in milliseconds, where fANOVA's forests take seconds and answer for the bad regions too."""
     count = len(values)
     if count < MIN_TRIALS:
         return Importance(family, count, {}, f"{count} right trials are too few to tell; {MIN_TRIALS} are needed.")
@@ -176,8 +174,7 @@ def _ped_anova(columns: dict[str, Column], best: int) -> dict[str, float]:
 
     What `optuna.importance.PedAnovaImportanceEvaluator` computes for categorical parameters, to the last digit (tests
     hold the two together); that module alone takes a second to import, through scikit-learn, and then two for a day's
-    trials.
-    """
+    trials."""
     divergences = {}
     for name, (values, drawn) in columns.items():
         top, everywhere = (_smoothed(np.bincount(part, minlength=len(values))) for part in (drawn[:best], drawn))
@@ -224,8 +221,7 @@ def gene_values(results: Results, columns: dict[str, dict[str, Column]]) -> tupl
     paired effect.
 
     The effect is the median, over pairs of trials that differ in this parameter alone, of the time with the value over
-    the best time with any other value; None below `MIN_PAIRS` pairs. Parameters with one value are left out.
-    """
+    the best time with any other value; None below `MIN_PAIRS` pairs. Parameters with one value are left out."""
     return tuple(row for family, found in results.items() for row in _family_values(family, found, columns[family]))
 
 

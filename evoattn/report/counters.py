@@ -17,8 +17,7 @@ KERNELS_SHOWN = 2
 def counters_table(storage: Storage, study: Study, trial: Trial) -> CountersTable | None:
     """The counters of a trial beside those of the fastest peer that has some; None if the trial has none.
 
-    Raises `StorageError` where the database fails.
-    """
+    Raises `StorageError` where the database fails."""
     ours = storage.profile(trial.number)
     if ours is None:
         return None

@@ -293,8 +293,7 @@ class StudySummary:
     known.
 
     `kind` is `measured` or `estimated`. An estimated (offline) study has no times, no TFLOP/s, no speedups and no
-    roofline anywhere, and measured and estimated trials never share a leaderboard.
-    """
+    roofline anywhere, and measured and estimated trials never share a leaderboard."""
 
     study: str
     kind: str

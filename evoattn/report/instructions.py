@@ -53,8 +53,7 @@ def count_instructions(source: str, arch: str) -> Counts | str:
     """The counts of a recorded source, or the sentence that says why there are none.
 
     A process of its own compiles it or reads the cache of compiled kernels: it can be stopped after `LIMIT_S` seconds,
-    and the report need not import the compiler.
-    """
+    and the report need not import the compiler."""
     if not source:
         return "No source is recorded."
     order = json.dumps({"source": source, "arch": arch})

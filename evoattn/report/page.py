@@ -146,8 +146,7 @@ def _slices(summary: StudySummary, family: str) -> list[dict[str, Any]]:
 def ceilings(summary: StudySummary) -> list[dict[str, Any]]:
     """The roofs, the best of each family and the peers by TFLOP/s, the highest first; empty where nothing was timed.
 
-    `width` is the length of a bar in per cent on a logarithmic scale, which begins at half of the least.
-    """
+    `width` is the length of a bar in per cent on a logarithmic scale, which begins at half of the least."""
     ours = [(row, row.tflops) for row in summary.best_of_families if row.tflops]
     if not ours or not summary.roofs:
         return []
@@ -208,8 +207,7 @@ def render_html(
     """The page. All text of the database is escaped, and the page's policy runs its own scripts only and loads nothing.
 
     `db` is the value of --db for the commands on the page, None where they need none. `count` takes the winner's source
-    and architecture and gives its instructions, or says why not.
-    """
+    and architecture and gives its instructions, or says why not."""
     environment = Environment(
         loader=FileSystemLoader(REPORT_TEMPLATES),
         autoescape=True,

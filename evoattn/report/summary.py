@@ -45,8 +45,7 @@ def roofs(problem: AttentionProblem, spec: GpuSpec) -> tuple[Roof, ...]:
     """What bounds the problem on the GPU, in TFLOP/s at its boost clock.
 
     Matrix and CUDA-core peaks, `mma.sync` where it reaches less than `wgmma`; the exponentials: one for each
-    4·head_dim FLOP, `exp2_per_clock` per clock and SM; DRAM: the problem's fewest bytes.
-    """
+    4·head_dim FLOP, `exp2_per_clock` per clock and SM; DRAM: the problem's fewest bytes."""
     intensity = problem.flops / problem.bytes
     clocks = spec.sm_count * spec.boost_clock_ghz / 1e3  # SM clocks in 1e12 per second
     exponentials = 4 * problem.head_dim * spec.exp2_per_clock * clocks
@@ -156,8 +155,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20, course: bool = Tr
     trials together say, so that none but the best is read: `best_of_families`, `right_by_family`, `progress`,
     `importances`, `cost_model`, `improvements`, `genes` and `samples` are empty, and `lineage` is the best alone.
 
-    Raises `StorageError` where the database fails.
-    """
+    Raises `StorageError` where the database fails."""
     problem = AttentionProblem(**study.problem)
     spec = _spec(study)
     trials = {trial.number: trial for trial in storage.course(study)} if course else {}

@@ -29,8 +29,7 @@ def make_winner(
 ) -> Winner:
     """`leader` leads the leaderboard of `study`; `final` are the other finalists' times over its own, by trial.
 
-    Raises `StorageError` where the database fails.
-    """
+    Raises `StorageError` where the database fails."""
     source = _source(storage, leader)
     return Winner(
         row=row,

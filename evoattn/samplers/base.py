@@ -25,8 +25,7 @@ class SamplerSetup:
     """What a sampler is made of.
 
     `why_invalid(family, params)` says in one sentence why a config cannot be, or None; `prior` is what is expected of
-    configs, where that is known.
-    """
+    configs, where that is known."""
 
     spaces: dict[str, SearchSpace]
     seed: int
@@ -58,8 +57,7 @@ class Sampler(Protocol):
 def objective(trial: Trial) -> float | None:
     """What samplers minimise: the log of the median in µs, or of the relative cost (a study has one or the other).
 
-    None for a failure. Unlike `Trial.value` it has a pruned trial's, and one's that a final disqualified.
-    """
+    None for a failure. Unlike `Trial.value` it has a pruned trial's, and one's that a final disqualified."""
     if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and trial.timing:
         cost: float | None = trial.timing.median_us
     elif trial.state is TrialState.ESTIMATED:

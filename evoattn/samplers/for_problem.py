@@ -16,8 +16,7 @@ def sampler_of(
 ) -> Sampler:
     """The sampler called `name` over `spaces`, told which configs cannot be and what the cost model lets expect.
 
-    Raises `SamplerError` on an unknown one.
-    """
+    Raises `SamplerError` on an unknown one."""
     from evoattn.samplers.prior import cost_prior  # imports NumPy, for which who only passes this on does not wait
 
     def why_invalid(family: str, params: dict[str, Any]) -> str | None:

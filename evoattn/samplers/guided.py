@@ -58,8 +58,7 @@ class GuidedSampler(ProposingSampler):
     """The model learns by how much the prior errs on this problem. Each proposal is the best in the opinion (the
     predicted times) of one of its trees, so that what the trees disagree on is tried (Thompson sampling).
 
-    Without a prior, the first configs are random. Failures teach the model what to keep away from.
-    """
+    Without a prior, the first configs are random. Failures teach the model what to keep away from."""
 
     def __init__(self, setup: SamplerSetup) -> None:
         super().__init__(setup)
@@ -148,8 +147,7 @@ class GuidedSampler(ProposingSampler):
         """Think of more configs of each family, and choose those to be tried first.
 
         Every other round breeds of one config for each value of each gene: bred of the best alone, the configs of a
-        family soon are all alike.
-        """
+        family soon are all alike."""
         for n in range(FAMILY_ROUNDS):
             for own in self._by_family(FAMILY_FAR):
                 parents = own[:ELITE] if n % 2 else first_of_each_value(own)

@@ -21,8 +21,7 @@ def regression(rows: Array, prior: Array, values: Sequence[float | None], seed: 
     """Extremely randomised trees (Geurts et al. 2006) learn by how much the prior errs; each tree is an opinion.
 
     Fitted to rows of features, the prior of each (natural log of time over best), and what was found: the log of a
-    time, or None for a failure, which counts as a time of twice the best.
-    """
+    time, or None for a failure, which counts as a time of twice the best."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     cap = min(v for v in values if v is not None) + FAR

@@ -29,8 +29,7 @@ class ConfigPool:
     """What is left of some families' spaces. A config that was claimed is never given out again.
 
     `why_invalid(family, params)` says in one sentence why a config cannot be, or None; it should name the parameters at
-    fault. `rejected` counts the invalid configs met on the way by reason, the numbers in it replaced by N.
-    """
+    fault. `rejected` counts the invalid configs met on the way by reason, the numbers in it replaced by N."""
 
     def __init__(self, spaces: dict[str, SearchSpace], why_invalid: WhyInvalid, rng: random.Random) -> None:
         self.spaces, self.rng = spaces, rng
@@ -67,8 +66,7 @@ class ConfigPool:
 
         An invalid config is repaired as WalkSAT does (Selman, Kautz, Cohen 1994): change one of the parameters that the
         reason names, until there is no reason left. Drawing anew instead takes up to 5000 draws a valid one (flash_mma
-        at head_dim 256), this some 10 to 800.
-        """
+        at head_dim 256), this some 10 to 800."""
         for _ in range(steps):
             if reason := self._why_invalid(family, params):
                 self.rejected[re.sub(r"\d+", "N", reason)] += 1

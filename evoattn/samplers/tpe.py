@@ -40,8 +40,7 @@ class _Estimator:
     """Optuna's TPE over one family. It sees the index of each value, so that all kinds of values are alike to it.
 
     Candidates under evaluation are `RUNNING` in Optuna, whose constant liar keeps new draws away from them.
-    Failures are `PRUNED`, which TPE counts as worse than any value. `FAIL` is what it leaves out.
-    """
+    Failures are `PRUNED`, which TPE counts as worse than any value. `FAIL` is what it leaves out."""
 
     def __init__(self, space: SearchSpace, rng: random.Random, history: History) -> None:
         self.successes = 0
@@ -123,8 +122,7 @@ class TpeSampler(ProposingSampler):
     """TPE (Bergstra et al. 2011), multivariate, over the parameters of one family at a time.
 
     The family is chosen first, by its share among the best trials. One estimator for all would have to leave out
-    every parameter that not all families have.
-    """
+    every parameter that not all families have."""
 
     history: ClassVar = History()
 

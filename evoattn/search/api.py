@@ -28,8 +28,7 @@ from evoattn.storage.versions import collect
 class SearchResult:
     """A study that has ended.
 
-    `best` is its leader, to be called by `evoattn.load(result.best.number, db=result.db)`.
-    """
+    `best` is its leader, to be called by `evoattn.load(result.best.number, db=result.db)`."""
 
     study: str
     problem: AttentionProblem
@@ -94,8 +93,7 @@ def search(
     the database `db`, the usual one unless given. `refresh` is called with the progress several times per second.
     `machines` and `tools` are those that the words name unless given.
 
-    Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
-    """
+    Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …)."""
     require_startable()
     wanted = by_name_or_shape(problem) if isinstance(problem, str) else problem
     if not isinstance(wanted, AttentionProblem):

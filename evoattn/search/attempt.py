@@ -65,8 +65,7 @@ def fill_in(family: Family, words: list[str], problem: AttentionProblem, gpu: Gp
     them, changed where they would not go together.
 
     Raises `ConfigError` on a name or a value that the family does not have, `ProblemError` where the family cannot
-    serve the problem.
-    """
+    serve the problem."""
     if reason := family.why_unsupported(problem, gpu):
         raise ProblemError(reason)
     space, choices = load_space(family.name, gpu), parse_choices(words)
@@ -109,8 +108,7 @@ def attempt(
     """The steps of an evaluation as they end, up to the first that fails.
 
     `device`: also validate and time the kernel on CUDA device 0, in a process of its own that `make_device` makes.
-    Raises `WorkerFailed` where that process does not start.
-    """
+    Raises `WorkerFailed` where that process does not start."""
     if filled.why_invalid:
         yield Step("config", filled.why_invalid, False)
         return

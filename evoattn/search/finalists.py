@@ -43,8 +43,7 @@ def choose(
     """By the trial's number: the best `FINALISTS` candidates, and the best starting config if it is none of them.
 
     So what the search gained over the starting config is measured in one run. A trial that is not rendered today as it
-    was recorded, or no longer compiles, is passed over. Raises `StorageError`.
-    """
+    was recorded, or no longer compiles, is passed over. Raises `StorageError`."""
     finalists: Finalists = {}
 
     def takes_part(trial: Trial) -> bool:
@@ -90,8 +89,7 @@ def reference(
     """The kernel by which a resumed study compares boards: the one that it used before, else its leader.
 
     None for a study without a timed kernel, and where neither `several` boards are used nor were before. Raises
-    `StorageError`.
-    """
+    `StorageError`."""
     for trial in storage.leaderboard(study, FINALISTS, finalists_first=False):
         earlier = next((t.protocol["reference"] for t in trial.timings if "reference" in t.protocol), None)
         if not several and earlier is None:
@@ -113,8 +111,7 @@ def sanitize(
     disqualified.
 
     `judge` gives a sentence by tool; several finalists are judged at once. `refresh` is called often meanwhile; where
-    it raises, no further finalist is judged.
-    """
+    it raises, no further finalist is judged."""
     measured = {name: kernel for name, kernel in finalists.items() if timings[name].samples_us}
     pool = ThreadPoolExecutor(SANITIZED_AT_ONCE)
     try:

@@ -12,8 +12,7 @@ def keep_leader(prepared: PreparedSearch, wins: Wins | None = None) -> str:
     """Keep the leader of a study for `evoattn.attention`, if its final showed it clearly ahead of what the op runs
     today and of SDPA. Gives a sentence about what the op runs from now on; an empty one where no final was held.
 
-    `wins`: the user's own file unless given. Raises `StorageError`.
-    """
+    `wins`: the user's own file unless given. Raises `StorageError`."""
     storage, study, gpu = prepared.storage, prepared.study, prepared.plan.gpu
     leaders = storage.leaderboard(study, 1)
     timing = leaders[0].timing if leaders else None

@@ -39,8 +39,7 @@ def profile_trial(
     """Read the counters of `trial`, then those of `peer` (None: the fastest one of the trial's final), and record both.
 
     Gives a sentence in place of a peer's counters where there are none. Raises `ProfileError` where there are none of
-    the trial, and `ReproduceError` where the trial cannot run here.
-    """
+    the trial, and `ReproduceError` where the trial cannot run here."""
     if trial.state is not TrialState.COMPLETE or trial.source_hash is None:
         raise ReproduceError(f"Trial {trial.number} is {trial.state}: counters are read of kernels that were timed.")
     problem, spec = AttentionProblem(**study.problem), study.spec

@@ -30,8 +30,7 @@ def require_trusted(trial: Trial, problem: AttentionProblem, spec: gpus.GpuSpec,
     """What `source_finding` says.
 
     A recorded source is code of whoever wrote the database: raises `ReproduceError` where the template renders another
-    one, unless `trust_source`.
-    """
+    one, unless `trust_source`."""
     rendered = source_finding(trial, problem, spec)
     if not (rendered.agrees or trust_source):
         raise ReproduceError(

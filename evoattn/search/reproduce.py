@@ -45,8 +45,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the
     recorded config, it runs only if `trust_source`. Raises `ReproduceError` if the trial never ran, if today's
     launches do not fit its source, or if its device is not here; `FamilyError` if its family is not known;
-    `StorageError` on a broken record.
-    """
+    `StorageError` on a broken record."""
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED) or trial.source_hash is None:
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
     if trial.timing and trial.timing.median_us <= 0:

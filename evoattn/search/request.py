@@ -127,8 +127,7 @@ def read_words(words: SearchWords) -> SearchRequest:
 def plan(words: SearchWords, problem: AttentionProblem, devices: list[DetectedDevice]) -> SearchPlan:
     """What the words ask for on a machine with these devices.
 
-    Raises `GpuError` as `choose_device` does, `ConfigError` or `ProblemError` where nothing would be left to search.
-    """
+    Raises `GpuError` as `choose_device` does, `ConfigError` or `ProblemError` where nothing would be left to search."""
     boards = choose_boards(words.devices, devices)
     gpu, device = choose_device(words.gpu, list(boards) or devices, words.offline)
     spaces = choose_spaces(words.families, words.choices, words.starting_configs, problem, gpu)
@@ -148,8 +147,7 @@ def read_numbers(text: str) -> list[int] | None:
 def choose_boards(text: str | None, devices: list[DetectedDevice]) -> tuple[DetectedDevice, ...]:
     """The devices that `--devices` names, in its order; empty where it was left out.
 
-    Raises `GpuError` on one that is not here, and on devices of which the times or the launches would differ.
-    """
+    Raises `GpuError` on one that is not here, and on devices of which the times or the launches would differ."""
     if text is None:
         return ()
     numbers = read_numbers(text)
@@ -182,8 +180,7 @@ def choose_device(
     `offline`.
 
     Raises `GpuError` on an unknown GPU, on `auto` without a known device, and where the device is another GPU than the
-    named one and the search is not to be offline.
-    """
+    named one and the search is not to be offline."""
     if name == "auto":
         if not devices:
             raise GpuError(

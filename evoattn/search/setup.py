@@ -79,8 +79,7 @@ def begin_study(request: SearchRequest, wanted: SearchPlan) -> PreparedSearch:
 def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> PreparedSearch:
     """The study that the words name, else the latest one with a trial.
 
-    Raises `UnknownRecord` where there is none, `GpuError` where its device is not here.
-    """
+    Raises `UnknownRecord` where there is none, `GpuError` where its device is not here."""
     words = request.words
     storage = Storage.open(words.database, create=False)
     study = storage.chosen_study(words.study)

@@ -18,8 +18,7 @@ def choose_spaces(
     with the configs that the search begins with; none of those without `starting_configs`.
 
     Raises `FamilyError` on an unknown family, `ProblemError` where a named family, or every one, cannot serve the
-    problem, `ConfigError` on a name or a value that no searched family has.
-    """
+    problem, `ConfigError` on a name or a value that no searched family has."""
     spaces, reasons = {}, []
     for name in dict.fromkeys(families or registry.FAMILIES):
         family = registry.lookup(name)

@@ -28,8 +28,7 @@ def begin(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpe
     """The spaces with the configs as `starting` that a search of the problem begins with: what an earlier search kept
     for it, then the portfolio's kernels, then known-good ones. Families of the first two come first.
 
-    A kernel of the portfolio that is redundant on this very problem, or none of today's space, is passed over.
-    """
+    A kernel of the portfolio that is redundant on this very problem, or none of today's space, is passed over."""
     rows: dict[str, list[KernelConfig]] = {}
     kept = Wins().find(problem.canonical(), gpu)
     for config in (*([kept.config] if kept else []), *portfolio_kernels(problem, gpu)):

@@ -16,8 +16,7 @@ SWITCH_SECONDS = 5e-4
 class Writer:
     """Writes one batch of results at a time, each in a transaction of its own.
 
-    Until `stop` it changes how often the threads of the process take turns.
-    """
+    Until `stop` it changes how often the threads of the process take turns."""
 
     def __init__(self, storage: Storage, study: Study) -> None:
         self._storage, self._study = storage, study

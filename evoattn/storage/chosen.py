@@ -31,8 +31,7 @@ def chosen_trial(
     the study called `study`, or of the latest study.
 
     Raises `UnknownRecord` where there is none, and `WrongUse` for a GPU without a problem, or where the other words are
-    of another trial than the one with that number.
-    """
+    of another trial than the one with that number."""
     if gpu and not problem:
         raise WrongUse(f"The GPU {gpu.name} chooses among the studies of one problem: give a shape or a problem too.")
     if text != BEST:
@@ -72,8 +71,7 @@ def best_trial(storage: Storage, problem: AttentionProblem, gpu: GpuSpec | None)
     """The best trial over all studies of the problem on one GPU: the least median of the measured ones, else the least
     relative cost of the estimated ones.
 
-    Raises `UnknownRecord` where there is none, and where several GPUs have one and `gpu` is None.
-    """
+    Raises `UnknownRecord` where there is none, and where several GPUs have one and `gpu` is None."""
     alike = [study for study in storage.studies() if is_alike(study, problem, gpu)]
     found = [(study, leaders[0]) for study in alike if (leaders := storage.leaderboard(study, 1))]
     if not found:

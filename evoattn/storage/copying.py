@@ -27,8 +27,7 @@ def copy_database(
 
     All of it is one transaction: the target has everything or nothing. A search that goes on in the source meanwhile
     does no harm: what it records later is left out. Raises `StorageError` if the target holds anything, or has not as
-    many rows at the end as were read.
-    """
+    many rows at the end as were read."""
 
     def copy(reader: Connection) -> dict[str, int]:
         if is_postgresql(reader):  # one state of all tables, as SQLite's transactions see it anyway

@@ -66,8 +66,7 @@ class Database:
 
         A read-only file serves reading. The user's data folder is made if it is not there yet; no other folder is.
         Raises `StorageError` if the database is missing (and not `create`), another program's, of a newer evoattn, or
-        cannot be opened.
-        """
+        cannot be opened."""
         storage = cls(engine.parse_url(url))
         where = engine.place(storage.url)
         if not create and storage.url.get_backend_name() == "sqlite" and not Path(where).exists():

@@ -35,8 +35,7 @@ def lock_beside_file(url: URL, study: Study) -> Iterator[None]:
 
     A POSIX record lock: it ends with its process, and a worker forked from it does not inherit it (with flock, a worker
     that outlives a killed search would keep the study locked). The lock file stays: after its removal a third search
-    could lock a new one.
-    """
+    could lock a new one."""
     path = Path(f"{sqlite_path(url).resolve()}.study-{study.id}.lock")
     with _claiming:  # a record lock does not hold against its own process, and closing the file here would drop it
         if path in _held:
@@ -69,8 +68,7 @@ def lock_on_server(patience: Patience, study: Study) -> Iterator[None]:
 
     An advisory lock of a connection of its own: the server gives it back when the connection ends, whatever became of
     the process, on whatever machine it ran. A server that restarts forgets it, so each write sees to the connection
-    first, and takes the lock again where it is lost.
-    """
+    first, and takes the lock again where it is lost."""
     try:
         lock = patience.until_there(lambda: _ServerLock(patience.engine, study))
     except DBAPIError as error:

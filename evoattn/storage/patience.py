@@ -106,8 +106,7 @@ class _Write(Generic[_T]):
     leaves its number in the row of its writer: where that is there, it is not done again.
 
     PostgreSQL's own numbers of transactions do not tell: after a crash of the server, another transaction may have the
-    number of one that was lost.
-    """
+    number of one that was lost."""
 
     def __init__(
         self, engine: Engine, guards: list[Callable[[], None]], work: Work[_T], writer: str, number: int

@@ -208,8 +208,7 @@ def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | Non
 def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
     """The trial, without its evidence where the query left those columns out.
 
-    Raises `StorageError` if a value is not of its kind.
-    """
+    Raises `StorageError` if a value is not of its kind."""
 
     def build() -> Trial:
         info = None

@@ -110,5 +110,4 @@ def _kernel_from_json(kernel: dict[str, Any]) -> KernelCounters:
 class Storage(Studies, Trials, Courses, Peers, Profiles):
     """An open database: `Storage.open(url)`.
 
-    Rows are only ever added. Every method raises `StorageError` where the database fails it.
-    """
+    Rows are only ever added. Every method raises `StorageError` where the database fails it."""

@@ -133,8 +133,7 @@ class Studies(Database):
     def lock_study(self, study: Study) -> AbstractContextManager[None]:
         """Hold the study for one search, until the context or the process ends.
 
-        Raises `StorageError` if another search holds it.
-        """
+        Raises `StorageError` if another search holds it."""
         if self.url.get_backend_name() == "sqlite":
             return lock.lock_beside_file(self.url, study)
         return lock.lock_on_server(self._patience, study)

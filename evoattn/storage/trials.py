@@ -41,8 +41,7 @@ def leaders(study: Study, limit: int, finalists_first: bool, operator: str | Non
 
     With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a
     lucky sample taken alone does not beat them; one that left it without a time is none of them. Without, a trial found
-    after that final can enter the next one.
-    """
+    after that final can enter the next one."""
     of_study = [trials.c.study_id == study.id, *([] if operator is None else [trials.c.operator == operator])]
     return _estimated(of_study, limit) if study.offline else _measured(study, of_study, limit, finalists_first)
 
@@ -209,8 +208,7 @@ class Trials(Database):
         resume.
 
         Empty for a trial that an older evoattn recorded; the facts from when its study was made are in
-        `Study.versions`.
-        """
+        `Study.versions`."""
         places = (
             select(trials.c.environment_id, literal(0).label("order"))
             .where(trials.c.number == trial.number)
@@ -242,8 +240,7 @@ class Trials(Database):
         and validation said, which is slow to read; else None. `whole_only`: a damaged one is passed over with a
         warning, where it raises `DamagedRecord` else. `among`: those of these numbers alone.
 
-        Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
-        """
+        Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write."""
         columns = [c for c in trials.c if evidence or c.name not in EVIDENCE_COLUMNS]
         last, wanted = after, None if among is None else iter(sorted(among))
         while True:

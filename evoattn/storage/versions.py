@@ -26,8 +26,7 @@ def _installed(package: str) -> str:
 def _commit() -> str:
     """The checkout's commit, with `+` behind it if files differ from it; `unknown` outside a checkout.
 
-    An installation may lie within another project's repository, whose commit says nothing of evoattn.
-    """
+    An installation may lie within another project's repository, whose commit says nothing of evoattn."""
     if not (ROOT / ".git").exists():
         return "unknown"
 
@@ -66,8 +65,7 @@ def collect(device: DetectedDevice | None) -> dict[str, str]:
     """Names and versions, JSON-ready: evoattn and its commit (`+` behind it: files differ from it), Python, packages,
     the compiler, host and system, and the device with its driver if one is used.
 
-    Together with a trial's own record, which holds its inputs' seed, it says what ran.
-    """
+    Together with a trial's own record, which holds its inputs' seed, it says what ran."""
     found = {
         "evoattn": __version__,
         "commit": _commit(),

@@ -57,8 +57,7 @@ def measure(
 
     Each contestant is replayed once per round, in an order shuffled by `seed`, so that drift hits all alike. A round of
     the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`). `watch` is told whose turn it
-    is. Raises `ContestantFailed`.
-    """
+    is. Raises `ContestantFailed`."""
     wanted = rounds or protocol.samples
     order: list[Contestant] = list(contestants)
     far = FAR_BEHIND * min((c.us for c in contestants), default=0.0)

@@ -40,8 +40,7 @@ class Contest:
     """One try at a final.
 
     `alive` says whether the device answers and all inputs are as they were. `report` is told whose turn it is, so that
-    a crash is attributed to that contestant.
-    """
+    a crash is attributed to that contestant."""
 
     def __init__(
         self,

@@ -37,8 +37,7 @@ class Contestant:
         """Warms up. Raises what `enqueue` raises.
 
         `watch`: of each sample; None where nobody looks at what the replays do. `flush`: for cold calls, queued
-        before each sample. `us`: of one call with its launch on the CPU, until `probe`.
-        """
+        before each sample. `us`: of one call with its launch on the CPU, until `probe`."""
         self.name, self.watch, self._flush, self._timer = name, watch, flush, timer
         self._enqueue = enqueue  # a graph does not keep loaded the module that its kernels come from, but this does
         enqueue()
@@ -74,8 +73,7 @@ class Contestant:
         """µs per call of `count` replays, queued one behind the other.
 
         The inputs are restored, the outputs poisoned and, for cold calls, the L2 is flushed right before each, outside
-        the timed interval.
-        """
+        the timed interval."""
         if self.calls * self.us < LEAD_UNDER_US:
             self.replay()
         waits = []
@@ -108,8 +106,7 @@ def calls_to_screen(us: float, best_us: float | None, launch_us: float, cache: C
     """Calls per replay of one candidate alone, of which `us` is known with its launch on the CPU: at least as many as
     it needs if it is about as fast as the best so far.
 
-    A short call takes mostly its launch, which says little: it may be ten times as fast on the device.
-    """
+    A short call takes mostly its launch, which says little: it may be ten times as fast on the device."""
     return calls_for(us if best_us is None else min(us, max(best_us, us / 10)), launch_us, SCREEN, cache)
 
 

@@ -23,8 +23,7 @@ def energy_per_call(
     """Millijoules of the whole board per call, at the clocks and the power that many calls in a row lead to.
 
     `read_mj` reads the counter in mJ (`Clocks.energy_mj`), None where there is none. The interval begins and ends where
-    the counter moves, so that its steps do not matter. None without a counter, or where it does not move.
-    """
+    the counter moves, so that its steps do not matter. None without a counter, or where it does not move."""
     first, began = read_mj(), now()
     if first is None:
         return None

@@ -4,8 +4,7 @@ the noise's form.
 In a round every contestant is timed once, in shuffled order, so that drift multiplies all of a round alike and cancels
 in ratios within it. The median of those ratios has an exact confidence interval between two of them in order of size,
 by the sign test: the number of ratios under the true median is binomial with p = 1/2 (Conover, Practical Nonparametric
-Statistics, 3rd ed., section 3.2). Outliers and heavy tails move it no more than their count does.
-"""
+Statistics, 3rd ed., section 3.2). Outliers and heavy tails move it no more than their count does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -14,8 +14,7 @@ class ReplayWatch:
     Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.
 
     The comparison is bit for bit, but of outputs that are `unordered` (`Family.unordered`). Its counts stay on the
-    device until `fault` reads them.
-    """
+    device until `fault` reads them."""
 
     def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None, unordered: Collection[str] = ()) -> None:
         """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes

@@ -55,8 +55,7 @@ class TimingSetup:
 class TimedRun:
     """A candidate over the buffers of `arena`, which holds the setup's own inputs.
 
-    `outputs` are the validated ones for these inputs, by name; None where the validation saw a fault.
-    """
+    `outputs` are the validated ones for these inputs, by name; None where the validation saw a fault."""
 
     def __init__(
         self, setup: TimingSetup, kernel: BuiltKernel, outputs: dict[str, torch.Tensor] | None, arena: Arena

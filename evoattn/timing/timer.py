@@ -70,8 +70,7 @@ class Timer:
     def launch_us(self) -> float:
         """What a replay takes beside its calls: the time of a graph of one write of four bytes, which is a little more.
 
-        The device is busy while the replay is queued, as in `Contestant.sample`.
-        """
+        The device is busy while the replay is queued, as in `Contestant.sample`."""
         lead = torch.empty(LEAD_BYTES, dtype=torch.uint8, device="cuda")
         with self.side_stream():
             replay = self.capture([lead[:4].zero_])

@@ -35,8 +35,7 @@ ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions
 
 def elf_bytes(cubin):
     """Bytes up to the end of the section headers, by the ELF header (System V ABI, ELF64: e_shoff, e_shentsize,
-    e_shnum).
-    """
+    e_shnum)."""
     assert cubin[:4] == b"\x7fELF" and cubin[4] == 2
     [offset] = struct.unpack_from("<Q", cubin, 40)
     size, count = struct.unpack_from("<HH", cubin, 58)

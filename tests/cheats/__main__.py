@@ -5,8 +5,7 @@ offline on the interpreter.
 
 Prints what happens as it does, with seconds, then a table: the kernel, its state, the sentence that names it, seconds
 to catch it, where. Exit code 1 if one got through, was caught for another reason than its own, or an honest control
-failed.
-"""
+failed."""
 
 import argparse
 import os

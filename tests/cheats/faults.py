@@ -2,8 +2,7 @@
 
 A cheat enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the
 fault of the config at hand. Everything behind it (compile pool, interpreter or GPU worker, storage, leaderboard) is the
-product's own.
-"""
+product's own."""
 
 from dataclasses import dataclass, replace
 
@@ -53,8 +52,7 @@ class Cheat:
     """A fault: text of the honest source and what stands in its place.
 
     `states` and `words` (any of them) say what the device's verdict is to be; `offline_states` and `offline_words` what
-    the interpreter's is, which stops at an instruction outside its whitelist where it cannot judge.
-    """
+    the interpreter's is, which stops at an instruction outside its whitelist where it cannot judge."""
 
     name: str
     edits: tuple[tuple[str, str], ...]

@@ -22,8 +22,7 @@ suite's own switch, and runs forward passes without. `--measured` runs only kern
 card; without it all are allowed, as after `evoattn.enable(estimated=True)`. `--cpu` rewrites the tests for a CPU, where
 PyTorch computes all of them, and leaves out the large ones. `--processes` shares the count among several, which draw by
 seeds of their own and share the cache of compiled kernels: most of the time is that of compilers. Exit code 1 if a case
-fails.
-"""
+fails."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ disk afterwards, for `evoattn bench` on the same machine.
 
 Without names and seeds: every named problem with a variant, and two plain ones that models ask for. With seeds: the
 plain problems that `evoattn portfolio check` draws of them. A line for each as it comes;
-`-o FILE` keeps them as JSON lines. Nothing is timed: the processes share the GPU.
-"""
+`-o FILE` keeps them as JSON lines. Nothing is timed: the processes share the GPU."""
 
 import argparse
 import json

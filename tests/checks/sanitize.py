@@ -6,8 +6,7 @@
 For each problem the first `--top` configs of each family in FILE (of `scripts/best_configs.py`), and, but with
 `--alone`, the first `--top` valid starting configs, of each family that takes the problem (or of those named). Each
 runs on ragged lengths and on strided views, under each tool in a process of its own. Prints what is not clean, a line
-of counts a family, and ends with exit code 1 if a tool found something that counts (`is_damning`).
-"""
+of counts a family, and ends with exit code 1 if a tool found something that counts (`is_damning`)."""
 
 import argparse
 import sys
@@ -36,8 +35,7 @@ def chosen(
     """`top` valid configs of each family out of the file, and, if not it `alone`, as many starting configs; no config
     twice.
 
-    Raises as `read_configs` does.
-    """
+    Raises as `read_configs` does."""
     theirs = read_configs(file, problem, gpu.arch) if file else []
     configs: dict[str, KernelConfig] = {}
     for name in families:

@@ -1,6 +1,5 @@
 """The C++ host code of every family against its `launches` and `workspace`, over random problems, configs and numbers
-of SMs.
-"""
+of SMs."""
 
 import itertools
 import random

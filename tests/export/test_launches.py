@@ -1,6 +1,5 @@
 """What an exported header asks of the CUDA runtime, heard by a stand-in for it: addresses, values, tensor maps,
-attributes.
-"""
+attributes."""
 
 import json
 import subprocess

@@ -7,8 +7,7 @@ them.
 A new family's configs are drawn by `tests.mutation.false_alarms`; of the others those are kept that run most lines. A
 digest is of the text that `--show FAMILY` prints: compare that of two trees. Faults are mutants of `tests.mutation`, by
 their keys; those whose line has changed are left out. `--plant FAMILY` finds others, up to `FAULTS`, in 2 to 20 seconds
-each.
-"""
+each."""
 
 import argparse
 import contextlib

@@ -23,8 +23,7 @@ REFUSED = [
 def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
     """The L4 notes stopped at 32 rows: 64 with the output tile took 56.75 KB.
 
-    Dynamic shared memory opens them, and 128 rows too.
-    """
+    Dynamic shared memory opens them, and 128 rows too."""
     p = problem()
     assert (
         48 * 1024

@@ -30,8 +30,7 @@ def config(**genes) -> KernelConfig:
 def test_lanes_that_read_together_meet_different_banks():
     """Every group of eight lanes, of every piece of K and of V: 16-byte chunks of eight bank groups.
 
-    As `swizzled_row` says.
-    """
+    As `swizzled_row` says."""
 
     def row(place: int) -> int:
         return place ^ place % 2 * 4

@@ -8,8 +8,7 @@ corrupted, and every refusal was one sentence. Kills run the real search, on the
 L4); `--fake` puts a made-up GPU in its place, which `workers` also does where there is no GPU, so that a GPU worker can
 be killed. Disk, right and two are about files and always use it, as `postgres` does, which
 needs PostgreSQL's programs. `boards` is `workers` on three made-up GPUs, `ray` the same on a local Ray cluster, where
-actors are killed too.
-"""
+actors are killed too."""
 
 import argparse
 import os

@@ -3,8 +3,7 @@
     python -m tests.faults.day DATABASE TRIALS
 
 Prints the resident memory in MB at a tenth of the trials, when all are written and when all were read, and how many
-were read.
-"""
+were read."""
 
 import argparse
 import random

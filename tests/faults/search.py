@@ -7,8 +7,7 @@ it.
 
 JOURNAL gets a line for each trial as soon as the storage has acknowledged it (`trial NUMBER CONFIG_ID`), and one for
 each worker process that started (`worker HANDLER PID`). `fake` stands in for compiler and GPU: the loop, the worker
-processes and the storage are the real ones, on a made-up H100. The words are those of `evoattn search`.
-"""
+processes and the storage are the real ones, on a made-up H100. The words are those of `evoattn search`."""
 
 import argparse
 import hashlib

@@ -8,8 +8,7 @@ The second run of half of the calls is compiled, a CUDA graph's, of several thre
 in a mode of torch (inference, autocast, deterministic algorithms, gradients) or by a transform.
 Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
 ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
-PyTorch answers all calls.
-"""
+PyTorch answers all calls."""
 
 import argparse
 import contextlib

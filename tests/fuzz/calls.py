@@ -42,8 +42,7 @@ MOST_ELEMENTS = 1 << 28
 @dataclass(frozen=True)
 class Call:
     """What is called and with what; `made.Made` makes the tensors of it. Lengths of the batches, where they have their
-    own, come from `seed`.
-    """
+    own, come from `seed`."""
 
     seed: int
     op: Literal["attention", "paged", "varlen", "mixed"] = "attention"

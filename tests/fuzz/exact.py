@@ -1,6 +1,5 @@
 """The answer of a drawn call by the formula, and how far from it an honest kernel may be. Written apart from
-`evoattn.correctness`, whose reference proves the kernels before they answer.
-"""
+`evoattn.correctness`, whose reference proves the kernels before they answer."""
 
 import math
 from collections.abc import Iterator
@@ -127,8 +126,7 @@ def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tup
 
     flash-attention's rule: no more than twice what the formula in the input's dtype is off, and twice the rounding of
     the output's (three times the former with a soft cap); the root mean square by the same rule. At least an `eps` of
-    the largest output is allowed; of fp32, which is judged against float64, what rounded scores make.
-    """
+    the largest output is allowed; of fp32, which is judged against float64, what rounded scores make."""
     exact, low = (
         torch.empty(answer.shape, dtype=dtype, device=answer.device) for dtype in (torch.double, answer.dtype)
     )

@@ -26,8 +26,7 @@ class Made:
     caches of pages of `attention_paged`, [rows of all, heads, dim] of `attention_varlen`, with such caches of
     `attention_mixed`.
 
-    `used`: keys of each batch of a cache; `starts`: where packed sequences begin, queries' and keys'.
-    """
+    `used`: keys of each batch of a cache; `starts`: where packed sequences begin, queries' and keys'."""
 
     q: Tensor
     k: Tensor

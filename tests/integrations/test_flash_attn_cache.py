@@ -1,7 +1,6 @@
 """`flash_attn_with_kvcache` of `evoattn.flash_attn` and packed queries over caches, against the formula in float64.
 
-Caches are full of NaN where nothing may be read, and are compared in full after keys were appended.
-"""
+Caches are full of NaN where nothing may be read, and are compared in full after keys were appended."""
 
 import itertools
 

@@ -1,6 +1,5 @@
 """Libraries that call `torch.nn.functional.scaled_dot_product_attention`: a block of `evoattn.sdpa` serves them as they
-are, and `evoattn.capture` sees what they ask for.
-"""
+are, and `evoattn.capture` sees what they ask for."""
 
 import pytest
 import torch

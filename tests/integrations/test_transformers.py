@@ -1,6 +1,5 @@
 """Random-init models of transformers: "evoattn" gives the logits of "sdpa", by the kernel where there is no mask and
-by torch elsewhere.
-"""
+by torch elsewhere."""
 
 import pytest
 import torch
@@ -209,8 +208,7 @@ def test_training_goes_through_sdpa(model_device):
 @pytest.mark.slow
 def test_a_compiled_model(model_device):
     """With a cache to fill: without one transformers suspects packed sequences, which a trace cannot rule out, and
-    makes a mask.
-    """
+    makes a mask."""
     torch.compiler.reset()
     model, inputs = build(llama, NAME)
     expected = model(**inputs).logits

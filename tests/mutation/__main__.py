@@ -19,8 +19,7 @@ reason, are in tests/mutation/reasons.yaml; the exit code is 1 if one is not. So
 With `--python` the tests of a room (`rooms.ROOMS`) are to notice the faults: those of above, a keyword
 argument or a part of a key left out, and a name in place of its neighbour's. A line per mutant (killed, survived, or
 timeout, which counts as killed) and the share killed per room; the exit code is 1 if a room is under 85 %. Works on a
-copy of the tracked files, at best under `nice -n 15`.
-"""
+copy of the tracked files, at best under `nice -n 15`."""
 
 import argparse
 import json

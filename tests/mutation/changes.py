@@ -1,6 +1,5 @@
 """What can be changed at one place of a CUDA source: calls deleted, weakened or moved, conditions and parities flipped,
-edges and stages off by one, PTX of less meaning; and what `operands` and `statements` have.
-"""
+edges and stages off by one, PTX of less meaning; and what `operands` and `statements` have."""
 
 import re
 from collections.abc import Iterator

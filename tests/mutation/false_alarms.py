@@ -7,8 +7,7 @@ Each is a kernel that a search without a GPU would compile and check. All should
 as soon as it is met, with its sentence, and the exit code is 1. Takes some two seconds of one core a config; Ctrl-C
 ends it with the table of what ran. The configs of a seed are numbered: those before `--first` are passed over. With
 `--out`, a line of JSON is added to the file for each; those that the file has are counted and not run again, so that a
-run may be done in pieces, and on several machines (`cat` puts their files together).
-"""
+run may be done in pieces, and on several machines (`cat` puts their files together)."""
 
 import argparse
 import json

@@ -1,6 +1,5 @@
 """What can be changed of values: names and operands exchanged, constants, factors and conditions dropped, loops that
-start late or step too far, assignments left out, shuffles of other lanes, 64-bit numbers made narrow.
-"""
+start late or step too far, assignments left out, shuffles of other lanes, 64-bit numbers made narrow."""
 
 import re
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
 """What can be changed of whole statements, conditions and types: statements twice, by some threads alone or in another
-order, conditions negated, other functions and signs, other bits and rounding, values of which nothing is left.
-"""
+order, conditions negated, other functions and signs, other bits and rounding, values of which nothing is left."""
 
 import re
 from collections.abc import Iterator

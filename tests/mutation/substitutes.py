@@ -1,6 +1,5 @@
 """What can be changed of values without a list of names: another variable of the function, a neighbour's argument,
-nothing in place of an argument, operands in another order, statements that one block, head or warp leaves out.
-"""
+nothing in place of an argument, operands in another order, statements that one block, head or warp leaves out."""
 
 import re
 from collections.abc import Iterator

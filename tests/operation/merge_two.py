@@ -2,8 +2,7 @@
 output of 8 bits that says which of them is the larger one.
 
 This module is its row of the table, its proof (`correctness.cases.Proof`) and a family that computes it: all that a new
-operation takes beside a template.
-"""
+operation takes beside a template."""
 
 import math
 from pathlib import Path

@@ -1,6 +1,5 @@
 """A device made of host memory: it reads a launch's arguments as a GPU would, and computes attention with torch from
-what they point to. So an answer is right only if every pointer, stride, length, tensor map and the scale are.
-"""
+what they point to. So an answer is right only if every pointer, stride, length, tensor map and the scale are."""
 
 import contextlib
 import ctypes

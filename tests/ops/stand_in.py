@@ -1,6 +1,5 @@
 """A rule in place of the portfolio, for device tests that must not depend on one: the first starting config that can
-serve the problem.
-"""
+serve the problem."""
 
 from functools import cache
 

@@ -1,7 +1,6 @@
 """Lists of block masks by the printed kernels, on the interpreter, beside those of torch's `create_block_mask`.
 
-Of `mask_blocks.cuh` and `score_range.cuh`.
-"""
+Of `mask_blocks.cuh` and `score_range.cuh`."""
 
 import ctypes
 import itertools

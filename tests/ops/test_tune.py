@@ -1,6 +1,5 @@
 """Tuning with an engine that finds what the test says: where the time goes, what replaces what, and who takes the
-winners.
-"""
+winners."""
 
 import time
 from functools import partial

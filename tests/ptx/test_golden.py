@@ -1,6 +1,5 @@
 """The interpreter against an H100: every launch of the golden file again, to the last bit where the PTX ISA says what
-the bits are.
-"""
+the bits are."""
 
 import re
 

@@ -74,8 +74,7 @@ ld.shared.f32 %f0, [%r0]; st.global.f32 [%q0], %f0;"""
 
 def test_generic_addresses_local_arrays_and_structs():
     """By NVRTC: a struct by value, an array indexed at run time (local memory), pointers whose space is known at run
-    time only.
-    """
+    time only."""
     source = """
 struct Pair { int scale; float weights[3]; };
 extern "C" __global__ void k(float* out, const float* in, Pair pair, int n) {
@@ -234,8 +233,7 @@ def test_groups_land_in_order(pending, landed):
 
 def test_each_warp_counts_its_own_groups():
     """Warp 1 commits two groups more than warp 0 before both wait for all but one: its first three have landed, and one
-    of warp 0's.
-    """
+    of warp 0's."""
     source = np.arange(1, 257, dtype=np.uint32).reshape(64, 4)
     body = """
 cp.async.ca.shared.global [%r1], [%q1], 4; cp.async.commit_group;

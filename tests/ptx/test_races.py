@@ -158,8 +158,7 @@ extern "C" __global__ void k(int* out, const int* in) {{
 
 def test_a_race_in_one_of_many_blocks_that_run_apart():
     """Only block 3 skips the barrier between writing and reading, in its last round, when the other blocks are done or
-    elsewhere.
-    """
+    elsewhere."""
     source = """
 extern "C" __global__ void k(int* out) {
   __shared__ int tile[64];

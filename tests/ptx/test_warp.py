@@ -58,8 +58,7 @@ def test_a_thread_that_its_own_mask_does_not_name_is_a_fault(ins):
 
 def test_whole_warps_go_on_while_an_incomplete_one_waits():
     """Lane 0 of warp 1 comes last to the shuffle, after a barrier that needs warp 0, which has passed its own shuffle
-    by then.
-    """
+    by then."""
     body = """
 setp.eq.u32 %p0, %tid, 32; @%p0 bra LATE;
 shfl.sync.idx.b32 %r0, %tid, 1, 31, %r9;

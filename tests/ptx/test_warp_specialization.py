@@ -1,6 +1,5 @@
 """A producer warp, tensor copies, a ring of stages, wgmma and a tensor store: the right kernel is not accused, each
-fault is found.
-"""
+fault is found."""
 
 import numpy as np
 import pytest

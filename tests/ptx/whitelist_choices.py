@@ -1,6 +1,5 @@
 """Which alternatives of the whitelist's patterns a set of opcodes takes: coverage of the accepted instructions, choice
-by choice.
-"""
+by choice."""
 
 import re
 from collections.abc import Iterable
@@ -65,8 +64,7 @@ class _Choices:
 
 def uncovered(opcodes: Iterable[str]) -> set[str]:
     """`PATTERN: ALTERNATIVE` for every entry of the whitelist and every alternative in it that none of `opcodes`
-    takes.
-    """
+    takes."""
     missing = set()
     opcodes = set(opcodes)
     for entries in dispatch._ENTRIES.values():

@@ -1,7 +1,6 @@
 """Worker processes that compile and time nothing.
 
-They import no torch, so that one starts in a tenth of a second.
-"""
+They import no torch, so that one starts in a tenth of a second."""
 
 import os
 import signal

@@ -3,8 +3,7 @@
     python -m tests.support.facts                  write tests/data/facts.json anew, after a change that is wanted
     python -m tests.support.facts --show TOPIC     print what the digests are of: compare that of two trees
 
-A topic is a module of tests with a function `facts()`, which yields (name, anything): `TOPICS`.
-"""
+A topic is a module of tests with a function `facts()`, which yields (name, anything): `TOPICS`."""
 
 import argparse
 import hashlib

@@ -2,8 +2,7 @@
 
     python -m tests.support.postgres        prints a URL for --db and serves until Ctrl-C
 
-Needs PostgreSQL's programs (Debian: `apt-get install postgresql`). The tests and `tests/faults` use `Server`.
-"""
+Needs PostgreSQL's programs (Debian: `apt-get install postgresql`). The tests and `tests/faults` use `Server`."""
 
 import argparse
 import os

@@ -65,8 +65,7 @@ def fit_and_judge(
 
     `each` and `judged`: rows of a problem of a campaign in the fit, and that are judged (None: all). With `keep` a fit
     to all is made too; it is given to `keep` when it is made, should the judging be cut off, and again with its
-    judgement.
-    """
+    judgement."""
     every = launched_as_today(read(paths))
     thin, rows = thinned(every, each), thinned(every, judged) if judged else every
     data = Data(make_table(rows, "compiler", jobs), make_table(thin, "both", jobs))

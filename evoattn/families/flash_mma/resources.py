@@ -127,8 +127,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
 
     A tile of 16 rows has accumulators of O, half of V's head_dim, the warp's keys / 2 of S (of two tiles if overlapped)
     and head_dim / 4 registers of Q if Q stays there (reports/sources.md). The rest was fitted to NVRTC 13.0 on sm_89
-    and sm_90a: of 340 random configs let through 4 spilled.
-    """
+    and sm_90a: of 340 random configs let through 4 spilled."""
     row_tiles, scores, q = _of_row_tile(problem, genes)
     scales = scores if problem.scales == PER_TOKEN else 0
     scores *= 2 if genes.SCHEDULE == "overlapped" else 1
@@ -147,8 +146,7 @@ def registers_taken(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     needs.
 
     Fitted to 3,197 right kernels of 16 bits of the H100's campaigns (NVRTC 13.0, sm_90a), and 4 less, as on sm_80 and
-    sm_89: of configs left out the error is 4 % in the median, 14 % at the 95th percentile.
-    """
+    sm_89: of configs left out the error is 4 % in the median, 14 % at the 95th percentile."""
     row_tiles, scores, q = _of_row_tile(problem, genes)
     sums = 1.43 * (problem.head_dim_v // 2) - (9 if genes.ROW_SUM == "mma" else 0)
     tile = sums + scores * (2.45 if genes.SCHEDULE == "overlapped" else 1.7) + q

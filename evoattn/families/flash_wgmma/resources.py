@@ -98,8 +98,7 @@ FIXED_REGISTERS = 28
 """Addresses, counters, row sums and shifts beside the operands of wgmma.
 
 With the terms of `registers_needed` fitted to 1,050 random configs near the limit, compiled by ptxas 13.0; 94 of them
-spilled, and none of those that these terms accept.
-"""
+spilled, and none of those that these terms accept."""
 PERSISTENT_REGISTERS = 4
 UNEVEN_ROWS_REGISTERS = 13
 """Replaces PERSISTENT_REGISTERS when STORE=rows and head_dim is no multiple of 64: half of 38 such configs spilled with
@@ -156,8 +155,7 @@ def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
 
     A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever
-    (reports/sources.md).
-    """
+    (reports/sources.md)."""
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), (registers_at_launch(genes) + 1) // 8 * 8
@@ -176,8 +174,7 @@ def _persistent_registers(value_dim: int, by_rows: bool) -> int:
 def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma.
 
-    S, P, O, Q if it stays, and what the other genes keep beside them.
-    """
+    S, P, O, Q if it stays, and what the other genes keep beside them."""
     block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
     if genes.Q_IN_REGISTERS:
@@ -220,8 +217,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 
     Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that
     product and of the keys that are skipped; and there must be registers for two tiles of rows at once, which three
-    blocks per SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes).
-    """
+    blocks per SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes)."""
     skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
     if genes.SCHEDULE == "single" or not (genes.OVERLAP and genes.Q_IN_REGISTERS):
         return False
@@ -383,8 +379,7 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     reads.
 
     Blocks of a balanced schedule are (those of a gang, gangs) and fewer than the tiles of rows, so that even a small
-    problem has tiles that two blocks share.
-    """
+    problem has tiles that two blocks share."""
     rows, heads = row_tiles(problem, genes)
     if is_persistent(genes):
         tiles, slots = rows * heads, gpu.sm_count * genes.BLOCKS_PER_SM

@@ -45,8 +45,7 @@ def wgmma_function(
     `d` is the lane's columns / 2 accumulators, or half as many pairs, `a` four registers or a descriptor, `b` a
     descriptor; `a_transposed` says that A lies with its rows contiguous, `b_transposed` B with its columns (PTX ISA,
     wgmma.mma_async). `columns` is a multiple of 8 up to 256, `dtype` `fp16`, `bf16`, `e4m3`, `e5m2` or `EightBits`.
-    Raises `ValueError` for A transposed in registers, and for 8 bits transposed.
-    """
+    Raises `ValueError` for A transposed in registers, and for 8 bits transposed."""
     if a_in_registers and a_transposed:
         raise ValueError("wgmma transposes no A that lies in registers.")
     dtype, b_dtype, pairs = dtype if isinstance(dtype, EightBits) else EightBits(dtype)
@@ -83,8 +82,7 @@ def wgmma_product(
     `b(step)` are their operands, A has its columns contiguous; before the first D is 0 unless `accumulate`.
 
     Of A in registers it is one asm statement, of which NVRTC makes the same machine code as of one for each step, in
-    less time; where descriptors are computed for both operands it makes another one, 1 % slower at head_dim 256.
-    """
+    less time; where descriptors are computed for both operands it makes another one, 1 % slower at head_dim 256."""
     of_step, (dtype, b_dtype, pairs) = dtype, dtype if isinstance(dtype, EightBits) else EightBits(dtype)
     count = columns // (4 if pairs else 2)
     kind, sums, place = ("uint32_t", "f16", "+r") if pairs else ("float", "f32", "+f")

@@ -63,8 +63,7 @@ def smem_parts(problem: AttentionProblem, genes: FlashWmmaGenes) -> dict[str, in
     """Bytes of dynamic shared memory by what they hold: a float per row; Q; the rings of K and V; S, in whose place P;
     O if it lives there.
 
-    With O in fragments it takes the place of Q, K, V and S at the end, and counts only what it has over them.
-    """
+    With O in fragments it takes the place of Q, K, V and S at the end, and counts only what it has over them."""
     block_m, block_n, padding = genes.BLOCK_M, genes.BLOCK_N, genes.PADDING_BYTES
     row_bytes = tiles_of_head(problem) * TILE * ELEMENT_BYTES + padding
     o_bytes = block_m * (tiles_of_head(problem) * TILE * 4 + padding)

@@ -118,8 +118,7 @@ def smem_bytes(problem: AttentionProblem, genes: LargeHeadGenes) -> tuple[int, i
 
     Q and a tile of K, or a tile of sums per warp; Q, the stages of K and V, those sums, in a cluster a tile of partial
     scores and what `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, two factors a
-    row. Without a first launch the second has Q and K, with one it has V alone.
-    """
+    row. Without a first launch the second has Q and K, with one it has V alone."""
     stages, rows, keys = genes.STAGES, genes.BLOCK_M, genes.BLOCK_N
     q, v, k = q_bytes(problem, genes), _v_bytes(problem, genes), 0 if is_spread(genes) else k_bytes(problem, genes)
     sums = 4 * genes.WARPS * genes.SCORE_ROWS * genes.SCORE_KEYS if is_spread(genes) else 0

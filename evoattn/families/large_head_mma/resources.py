@@ -111,8 +111,7 @@ def registers_needed(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int
     """Estimate of the registers per thread below which ptxas spills: the accumulators of O and S beside what a tile of
     16 rows needs.
 
-    Fitted to NVRTC 13.0 on sm_89 and sm_90a.
-    """
+    Fitted to NVRTC 13.0 on sm_89 and sm_90a."""
     row_tiles = genes.BLOCK_M // (16 * genes.ROW_WARPS)
     accumulators = 8 * dim_blocks(problem, genes) + genes.BLOCK_N // genes.COLUMN_WARPS // 2
     ahead = WIDE_CHUNK_REGISTERS if genes.DIM_CHUNK >= WIDE_CHUNK else 0

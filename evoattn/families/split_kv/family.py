@@ -53,8 +53,7 @@ class SplitKv(Family):
     """The `Family` of `templates/split_kv.cu.j2`.
 
     A row is one query of one head; the rows of all heads that share a K/V head are packed into tiles of BLOCK_M, so
-    that each byte of K and V is read once for all of them where they fit into one tile (decoding).
-    """
+    that each byte of K and V is read once for all of them where they fit into one tile (decoding)."""
 
     name: ClassVar[str] = "split_kv"
     genes = SplitKvGenes

@@ -98,8 +98,7 @@ def cluster_blocks(genes: SplitKvGenes) -> int:
 def smem_bytes(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; two
     mbarriers (16 bytes) for each stage of a ring that a tensor map fills; and a ticket, or, at a multiple of 16 bytes,
-    four columns and a state (24 bytes) of each item that the blocks of a cluster send.
-    """
+    four columns and a state (24 bytes) of each item that the blocks of a cluster send."""
     rings, barriers, stages = 0, 0, genes.WARPS * genes.STAGES
     if genes.LOAD == "cp_async":
         rings = stages * sum(_tile_words(problem, genes)) * 4 * WARP
@@ -162,8 +161,7 @@ def listed_keys(problem: AttentionProblem) -> tuple[float, int]:
 @as_one
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
     """(splits, keys per split): SPLITS or fewer, each a multiple of `split_granule` keys and none of them empty, but in
-    a cluster, which is compiled for so many blocks, and in sequences that are shorter than the longest.
-    """
+    a cluster, which is compiled for so many blocks, and in sequences that are shorter than the longest."""
     span, granule = split_span(problem, genes), split_granule(problem, genes)
     keys = math.ceil(math.ceil(span / genes.SPLITS) / granule) * granule
     return max(cluster_blocks(genes), math.ceil(span / keys)), keys

@@ -111,8 +111,7 @@ def write_rows(
     `within`.
 
     An index out of range on a GPU would end the process. Such a row writes what another one writes, to the same place:
-    a copy of the rows that have one would need their number on the host.
-    """
+    a copy of the rows that have one would need their number on the host."""
     if not len(at):
         return
     source = torch.where(within, torch.arange(len(at), device=at.device), within.to(torch.int8).argmax())

@@ -1,8 +1,7 @@
 """Gradients of attention out of its output and log-sum-exp, by torch: the backward pass that libraries call themselves
 where they merge parts of the keys, as context parallelism does.
 
-The formulas: Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, section B.4.
-"""
+The formulas: Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, section B.4."""
 
 import math
 

@@ -37,8 +37,7 @@ def install(*, replace: bool = False) -> None:
     """From here on `import flash_attn_interface`, `flash_attn_3` and `flash_attn` give evoattn's functions, in this
     process. Call it before libraries are imported that look for FlashAttention.
 
-    Raises `RuntimeError` where FlashAttention itself is there, unless `replace` is given.
-    """
+    Raises `RuntimeError` where FlashAttention itself is there, unless `replace` is given."""
     if _installed():
         return
     for name in CONTENTS:

@@ -135,8 +135,7 @@ def answered(
     `attention_mixed`; each with its own order of dimensions.
 
     A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights. Rows
-    whose strides kernels do not read, as they are no multiple of 16 bytes, are copied into wider ones.
-    """
+    whose strides kernels do not read, as they are no multiple of 16 bytes, are copied into wider ones."""
     if key.shape[-1] <= MOST_COLUMNS < value.shape[-1]:
         first, *others = value.split(MOST_COLUMNS, dim=-1)
         answer = answered(query, key, first, options, score, **given)

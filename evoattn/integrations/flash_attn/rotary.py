@@ -1,7 +1,6 @@
 """Rotary embedding by torch, as FlashAttention applies it to queries and to keys that are appended.
 
-The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864.
-"""
+The method: Su et al., RoFormer, https://arxiv.org/abs/2104.09864."""
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ def rotated(rows: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleav
 
     rows `[…, heads, head_dim]`, positions `[…]` of the same leading dimensions, cos and sin `[positions, columns / 2]`.
     `interleaved` pairs columns 0 and 1, 2 and 3 …; else 0 and half, 1 and half + 1 … (GPT-NeoX). Computed in float32
-    and rounded once. A position behind the table takes its last row: nothing is read out of bounds.
-    """
+    and rounded once. A position behind the table takes its last row: nothing is read out of bounds."""
     half = cos.shape[-1]
     if sin.shape != cos.shape or 2 * half > rows.shape[-1]:
         raise ValueError(

@@ -59,8 +59,7 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor, queries: Queries, keys: Keys, opt
     between sequences get 0.
 
     `attention_varlen` takes sequences that lie end to end. So what lies between two of them is made a sequence too: the
-    keys there get no queries, the queries there no keys.
-    """
+    keys there get no queries, the queries there no keys."""
     if options.dropout_p:
         rows = queries.bounds[:-1], queries.lengths, queries.longest
         return by_torch.of_sequences(q, k, v, rows, (keys.starts, keys.lengths, keys.longest), options)
@@ -133,8 +132,7 @@ def packed_over_pages(q: Tensor, queries: Queries, pages: Pages, options: Option
 
     In one launch where there is a kernel for it. Else sequences are put into classes by their lengths (`classes` says
     how many a class can have), and each class is one launch over queries that are padded in front, so that the last row
-    stays on its diagonal. What is in a class is decided on the device.
-    """
+    stays on its diagonal. What is in a class is decided on the device."""
     if queries.used is None and not torch.compiler.is_compiling():
         try:
             return _in_one_launch(q, queries, pages, options)

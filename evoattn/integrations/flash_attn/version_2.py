@@ -4,8 +4,7 @@ defaults and shapes.
 https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py says what each argument means.
 `return_attn_probs` gives three things, as there: output, log-sum-exp and a tensor without elements; FlashAttention has
 probabilities in it where there is dropout, and evoattn refuses the two together. The log-sum-exp of a query that sees
-no key is -inf, where FlashAttention 2 has +inf. `deterministic` is of gradients: answers have the same bits anyway.
-"""
+no key is -inf, where FlashAttention 2 has +inf. `deterministic` is of gradients: answers have the same bits anyway."""
 
 from typing import Any
 

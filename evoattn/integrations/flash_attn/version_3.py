@@ -7,8 +7,7 @@ FlashAttention 2, `block_table` for `page_table`, and sinks as `s_aux` (vLLM) or
 
 `num_splits`, `pack_gqa`, `sm_margin` and `scheduler_metadata` are hints that change no number: evoattn chooses kernels
 itself, and its answers are the same bits at each call; `deterministic` asks for that of gradients. The log-sum-exp of a
-query that sees no key is -inf.
-"""
+query that sees no key is -inf."""
 
 from typing import Any
 
@@ -214,8 +213,7 @@ def flash_attn_with_kvcache(
     With `return_softmax_lse` four things come, as from FlashAttention 3: output, log-sum-exp, and two tensors without
     elements where it has the results of splits.
 
-    Raises `TypeError` for a q or a cache that is no tensor.
-    """
+    Raises `TypeError` for a q or a cache that is no tensor."""
     require_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     eight = eight_bits.takes(q) and k is qv is rotary_cos is None
     if not eight:

@@ -1,7 +1,6 @@
 """cp.async: copies from global to shared memory that land when their thread waits for them.
 
-Groups are counted for each thread, so that warps may run apart. From issue to landing the destination holds poison.
-"""
+Groups are counted for each thread, so that warps may run apart. From issue to landing the destination holds poison."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,8 +57,7 @@ class AsyncCopies:
 
     def wait(self, active: ActiveThreads, pending: int | None) -> None:
         """Land what these threads issued, but for their newest `pending` groups; None lands also what is not
-        committed.
-        """
+        committed."""
         limit = self.committed - pending if pending is not None else np.full(self.context.count, np.iinfo(np.int64).max)
         if active.mask is not None:
             limit = np.where(active.mask, limit, -1)
@@ -100,8 +98,7 @@ def copy(context: Context, ins: Instruction, fields: Fields) -> Action:
     memory.
 
     A predicate in place of the valid bytes means: if true, write zeros and read nothing. Raises `MemoryFault` for more
-    valid bytes than the size (PTX ISA: the behaviour is undefined).
-    """
+    valid bytes than the size (PTX ISA: the behaviour is undefined)."""
     size = int(ins.operands[2], 0)
     if size not in ((16,) if fields["cache"] == "cg" else (4, 8, 16)):
         raise unsupported(ins, f"{size} bytes")
@@ -143,8 +140,7 @@ def _valid_bytes(context: Context, ins: Instruction, size: int) -> Callable[[], 
 
 def _read_partly(context: Context, ins: Instruction, count: Lanes, size: int, active: ActiveThreads) -> Lanes:
     """Of each thread's `size` bytes the first `count` (uint32 over threads, or 0-d) as they are in global memory, the
-    others zero.
-    """
+    others zero."""
     octets = np.zeros((context.count, size), np.uint8)
     count = np.broadcast_to(count, (context.count,))
     for number in np.unique(active.select(count)):

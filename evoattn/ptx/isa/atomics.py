@@ -1,8 +1,7 @@
 """Atomic read-modify-write in global and shared memory; threads take their turns in order of their index.
 
 They race with weak accesses of global memory only, and order blocks as `global_order.py` says; those of shared memory
-are not checked.
-"""
+are not checked."""
 
 from collections.abc import Callable
 from typing import Any

@@ -68,8 +68,7 @@ def funnel_shift(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
 @instruction("bfe", r"\.(?P<type>[us](?:32|64))", kind="int")
 def extract_field(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Bits `position` … `position + length - 1`; `.s` extends the field's top bit, or the register's if the field
-    reaches beyond it.
-    """
+    reaches beyond it."""
     kind = parse_type(fields["type"])
     a, d = binder.source(ins.operands[1], kind), binder.destination(ins.operands[0], kind)
     place = _field_place(binder, ins.operands[2:4], kind.bits)
@@ -182,8 +181,7 @@ def logic_of_three(binder: Binder, ins: Instruction, fields: Fields) -> Operatio
 @instruction("prmt", r"\.b32", kind="int")
 def permute_bytes(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Nibble i of the selector picks byte i of the result from the eight of {b, a}; its top bit asks for that byte's
-    sign in all bits.
-    """
+    sign in all bits."""
     a, b, selector, d = operands(binder, ins, _U32)
     both = np.zeros((binder.count, 2), np.uint32)
 

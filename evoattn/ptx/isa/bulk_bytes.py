@@ -1,7 +1,6 @@
 """cp.async.bulk and cp.reduce.async.bulk (sm_90): plain bytes between global and shared memory, one thread asking.
 
-As in `bulk_copy.py`, a copy is carried out when it is asked for; a sum too, or late (`tensor_stores.py`).
-"""
+As in `bulk_copy.py`, a copy is carried out when it is asked for; a sum too, or late (`tensor_stores.py`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 for each.
 
 A copy is carried out when it is asked for, which is as early as a device may do it; that nobody looks too early, or
-overwrites what is not yet read, is for `async_proxy.py` to see.
-"""
+overwrites what is not yet read, is for `async_proxy.py` to see."""
 
 import numpy as np
 
@@ -27,8 +26,7 @@ _STORE = _RANK + r"\.global\.shared::cta(?:\.tile)?\.bulk_group"
 @instruction("cp", _LOAD, kind="memory", pure=False, writes=0)
 def load(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`[destination], [map, {coordinates}], [mbarrier]{, cache policy}`; outside the tensor are zeros, which count as
-    copied too.
-    """
+    copied too."""
     boxes = Boxes(context, ins, ins.operands[1], ins.operands[0], int(fields["rank"]))
     barrier_address, barriers, races = context.address(ins.operands[2]), mbarriers_of(context), context.races
 

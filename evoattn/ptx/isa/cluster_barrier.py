@@ -2,8 +2,7 @@
 
 A phase is complete when every thread of the cluster that is left has arrived; only then do those that wait go on. What
 the arriving warps knew passes to those that wait, except from `arrive.relaxed`: it tells of mbarrier initializations
-alone that its own thread has fenced for the cluster (PTX ISA, barrier.cluster and fence.mbarrier_init).
-"""
+alone that its own thread has fenced for the cluster (PTX ISA, barrier.cluster and fence.mbarrier_init)."""
 
 from dataclasses import dataclass
 
@@ -39,8 +38,7 @@ class ClusterWait(Ending):
 
 class ClusterBarriers:
     """The barriers of all clusters of a machine. `waiting_at` maps the pc after a wait to the threads that will go on
-    there.
-    """
+    there."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -55,8 +53,7 @@ class ClusterBarriers:
 
     def arrive(self, arrival: ClusterArrival, active: ActiveThreads) -> list[tuple[int, Mask]]:
         """Note the arrival; returns (pc, mask) of waiting threads that may go on. Raises `AsyncFault` on a second
-        arrival at one phase.
-        """
+        arrival at one phase."""
         self._require(active, _IDLE, "arrives twice", arrival.ins)
         self._state[active.index] = _ARRIVED
         if arrival.relaxed:
@@ -69,8 +66,7 @@ class ClusterBarriers:
 
     def wait(self, wait: ClusterWait, active: ActiveThreads, following_pc: int) -> list[tuple[int, Mask]]:
         """(pc, mask) of the threads that go on at once; the others are parked. Raises `AsyncFault` if one of them has
-        not arrived.
-        """
+        not arrived."""
         idle = active.select(self._state) == _IDLE
         if idle.any():
             who = self.context.threads.describe(int(active.index[int(idle.argmax())]))

@@ -19,8 +19,7 @@ _U32 = parse_type("u32")
 @instruction("mapa", r"(?P<space>\.shared::cluster)?\.(?P<type>u32|u64)", kind="int", pure=False)
 def map_address(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`mapa d, address, rank`: what lies at this address of the own block, in the block of that rank; without a space
-    all are generic.
-    """
+    all are generic."""
     kind = parse_type(fields["type"])
     target, address = context.destination(ins.operands[0], kind), context.source(ins.operands[1], kind)
     rank = context.source(ins.operands[2], _U32)
@@ -51,8 +50,7 @@ def store(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`[destination], values, [mbarrier]`, both in one block of the cluster.
 
     The bytes are written when they are asked for, as early as a device may; that nobody reads them before the
-    mbarrier's phase has ended is for `async_proxy.py` to see. A warp stores as one.
-    """
+    mbarrier's phase has ended is for `async_proxy.py` to see. A warp stores as one."""
     kind = parse_type("b" + fields["type"][1:])
     sources = [context.source(o, kind) for o in vector_parts(ins.operands[1])]
     size = kind.bits // 8 * len(sources)

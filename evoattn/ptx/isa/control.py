@@ -30,8 +30,7 @@ class Trap(Ending):
 class BarrierArrival(Ending):
     """At barrier `number` (over threads, or 0-d) of `expected` threads, None for the whole block.
 
-    `waits` is false for `bar.arrive`.
-    """
+    `waits` is false for `bar.arrive`."""
 
     ins: Instruction
 

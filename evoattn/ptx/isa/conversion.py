@@ -21,8 +21,7 @@ _FLOAT = r"f16|bf16|f32|f64"
 @instruction("cvt", rf"(?P<sat>\.sat)?\.(?P<to>{_INTEGER})\.(?P<type>{_INTEGER})", kind="cvt")
 def integer_to_integer(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Cut or extended by the source's sign; clamped with `.sat`. A narrow result is extended into its wider
-    register.
-    """
+    register."""
     to, kind = parse_type(fields["to"]), parse_type(fields["type"])
     a, d = binder.source(ins.operands[1], kind), binder.destination(ins.operands[0], to)
     if fields["sat"]:
@@ -138,8 +137,7 @@ def float_to_tf32(binder: Binder, ins: Instruction, fields: Fields) -> Operation
 @instruction("cvta", r"(?P<to>\.to)?\.(?P<space>global|shared|local|param|const)\.u64", kind="move")
 def convert_address(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Between a space's own addresses and generic ones, which see shared, local and parameter memory through
-    windows.
-    """
+    windows."""
     windows = {"global": 0, "shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
     if fields["space"] not in windows:
         raise unsupported(ins, "constant memory")

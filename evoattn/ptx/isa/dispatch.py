@@ -32,8 +32,7 @@ class Entry:
     `prepare(binder, instruction, fields)` returns a callable. For a `pure` one it takes no argument, reads and writes
     registers only, and may be run for more threads than asked, since the machine puts back what it must not change.
     Otherwise it takes the `ActiveThreads`. `writes` is the number of leading operands that are written. `kind` is the
-    class that the counters put it in.
-    """
+    class that the counters put it in."""
 
     expression: str
     prepare: Prepare
@@ -56,8 +55,7 @@ def instruction(
     """Register the decorated function for every opcode that is one of `words`, then what the expression `modifiers`
     matches, and no more.
 
-    The word is the field `op`.
-    """
+    The word is the field `op`."""
 
     def register(prepare: _P) -> _P:
         for word in words.split():

@@ -1,7 +1,6 @@
 """Conversions between pairs of 8-bit floats, e4m3 and e5m2, and pairs of fp16 or two fp32 (sm_89).
 
-The formats: Micikevicius et al., "FP8 formats for deep learning", 2022; rounding and NaN: PTX ISA, cvt.
-"""
+The formats: Micikevicius et al., "FP8 formats for deep learning", 2022; rounding and NaN: PTX ISA, cvt."""
 
 import numpy as np
 

@@ -1,6 +1,5 @@
 """Floating-point arithmetic in float32 and float64: rounded once to nearest even, `.ftz` flushing subnormal operands
-and results.
-"""
+and results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,8 +46,7 @@ def finish(compute: Callable[..., object], sources: tuple[Lanes, ...], d: Lanes,
 
 def zeros_in_order(choose: np.ufunc) -> Extreme:
     """NumPy's minimum or maximum with -0 below +0, as the PTX ISA has them: NumPy takes either, by the length of the
-    array.
-    """
+    array."""
     sign = -1 if choose in (np.fmin, np.minimum) else 1
 
     def run(a: Lanes, b: Lanes, out: Lanes | None = None) -> Lanes:
@@ -81,8 +79,7 @@ def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields) -> Operat
     """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error
     exactly.
 
-    A sum of zero is -0 unless both operands are +0 (IEEE 754, rounding towards negative infinity).
-    """
+    A sum of zero is -0 unless both operands are +0 (IEEE 754, rounding towards negative infinity)."""
     a, b, d = operands(binder, ins, _type(ins, fields))
 
     def run() -> None:
@@ -130,8 +127,7 @@ def fused_multiply_add(binder: Binder) -> Callable[[Lanes, Lanes, Lanes, Lanes],
     """`(a, b, c, out)` for float32: the product is exact in float64 and the sum is rounded there, then to float32.
 
     The two roundings differ from one only where the float64 sum falls exactly between two float32, at most 2^-29 of the
-    cases. An assignment takes less than `np.copyto`, and half of some checks is these lines.
-    """
+    cases. An assignment takes less than `np.copyto`, and half of some checks is these lines."""
     x, y = binder.scratch(np.float64, 0), binder.scratch(np.float64, 1)
 
     def run(a: Lanes, b: Lanes, c: Lanes, out: Lanes) -> None:
@@ -200,8 +196,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 @instruction("tanh", r"\.approx\.(?P<type>f32)", kind="sfu")
 def function(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Approximations but `tanh` are computed to full accuracy: they differ from hardware by the few ulp that the ISA
-    allows it.
-    """
+    allows it."""
     a, d = operands(binder, ins, parse_type(fields["type"]))
     return finish(_FUNCTIONS[fields["op"]], (a,), d, fields)
 

@@ -1,6 +1,5 @@
 """Control flow of a kernel: where straight runs of instructions start and end, and which registers are still wanted
-where.
-"""
+where."""
 
 import re
 from bisect import bisect_right
@@ -34,15 +33,13 @@ def _acts(opcode: str) -> bool:
 def acts(ins: Instruction) -> bool:
     """Whether a part of a warp that comes to this instruction alone has gone its own way: it makes barriers, fences or
     waits. Branches around arithmetic, accesses, copies and arrivals join again behind them: compilers see to it, and
-    kernels rely on it.
-    """
+    kernels rely on it."""
     return _acts(ins.opcode)
 
 
 class Flow:
     """Made once per kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on
-    may read.
-    """
+    may read."""
 
     def __init__(self, kernel: Kernel) -> None:
         """Raises `UnsupportedInstruction` on the first instruction outside the whitelist."""
@@ -114,8 +111,7 @@ class Flow:
 
     def end_of_run(self, pc: int) -> int:
         """The pc after the straight run from `pc`: that of a branch target, an instruction that ends the run, or the
-        end.
-        """
+        end."""
         following = bisect_right(self._starts, pc)
         limit = self._starts[following] if following < len(self._starts) else self.count
         return limit - 1 if ends_run(self.kernel.instructions[limit - 1]) else limit
@@ -141,8 +137,7 @@ class Flow:
 
     def _effect(self, start: int, end: int) -> tuple[int, int]:
         """(registers read before they are written, registers written) from `start` through what ends the run at
-        `end`.
-        """
+        `end`."""
         last = end + 1 if end < self.count and ends_run(self.kernel.instructions[end]) else end
         reads = kills = 0
         for i in range(last - 1, start - 1, -1):

@@ -39,8 +39,7 @@ def from_float_truncated(values: Lanes, kind: str) -> Lanes:
 
 def _to_odd_float32(values: Lanes) -> Lanes:
     """float64 → float32 rounded to odd, so that a second rounding to fewer bits is as one (Boldo and Melquiond,
-    2008).
-    """
+    2008)."""
     nearest = values.astype(np.float32)
     bits = nearest.view(np.uint32).copy()
     back = nearest.astype(np.float64)

@@ -114,8 +114,7 @@ def _check_collision(
 @instruction("fence", r"(?:\.(?:sc|acq_rel))?\.(?P<scope>cta|cluster|gpu|sys)", kind="other", pure=False, writes=0)
 def order_memory(context: Context, ins: Instruction, fields: Fields) -> Callable[[ActiveThreads], None]:
     """The machine completes every access at once; a fence alone orders no two threads, but makes a release or an
-    acquire of an atomic.
-    """
+    acquire of an atomic."""
     races = context.races
     if races is None or fields["scope"] in ("cta", "cluster"):
         return lambda active: None

@@ -30,8 +30,7 @@ class Locator:
         by_warp: bool = False,
     ) -> None:
         """`kind` is READ, WRITE or COPY; None keeps the access from the race detectors. `by_warp`: each warp accesses
-        as one.
-        """
+        as one."""
         self.context, self.ins, self.size, self.kind, self.by_warp = context, ins, size, kind, by_warp
         self.address = context.address(operand)
         memories: dict[str, BankedMemory | GlobalMemory] = {

@@ -19,8 +19,7 @@ from evoattn.ptx.state.context import Context
 
 CHUNK, _ROW = 16, 128
 """Bytes: what swizzling moves in one piece, and the alignment of a box that is not swizzled (PTX ISA, tensor
-swizzling).
-"""
+swizzling)."""
 _S32, _U64 = parse_type("s32"), parse_type("u64")
 
 
@@ -43,8 +42,7 @@ class TensorMaps:
 
     def at(self, address: int, ins: Instruction) -> tuple[TiledMap, Lanes | None]:
         """The map at a generic address or one of parameter space, and the tensor in memory, outermost dimension first;
-        None of one that may reach outside of its buffer.
-        """
+        None of one that may reach outside of its buffer."""
         start = address - PARAMETER_WINDOW if address >= PARAMETER_WINDOW else address
         if start not in self._found:
             raw = self.context.parameters[start : start + BYTES].tobytes()

@@ -1,6 +1,5 @@
 """Matrix instructions of a warp: ldmatrix, stmatrix, mma.sync. Layouts are those of the PTX ISA, "Matrix fragments for
-mma".
-"""
+mma"."""
 
 import numpy as np
 
@@ -36,8 +35,7 @@ class MatrixRows:
 
     def __call__(self, active: ActiveThreads) -> tuple[Lanes, ActiveThreads]:
         """Byte index of each row, and the threads that gave them. The whole warp counts as the one that accesses
-        them.
-        """
+        them."""
         self.context.require_whole_warps(active, self.ins)
         giving = active if self.all else active.where(self.gives_address)
         if giving is None:
@@ -171,8 +169,7 @@ class Fragments:
 def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
     """D = A·B + C with 16 rows and 8 columns, accumulated in float32 (hardware's order of additions is not
     specified). Of 8 bits fewer bits of the sum are kept: as Hopper's wgmma does (`wgmma_sums.py`), which other cards
-    were not compared with.
-    """
+    were not compared with."""
     kind = fields["type"]
     fragments = context.cached(
         ("mma", int(fields["depth"]), fields["type"]), lambda: Fragments(context, int(fields["depth"]), fields["type"])

@@ -18,8 +18,7 @@ LATE = 3
 @dataclass
 class _StoreGroups:
     """Of one thread: the times of its groups whose shared memory it has not yet waited for, whether one is open, how
-    many it has ended, and sums that are not yet added up, each with its group.
-    """
+    many it has ended, and sums that are not yet added up, each with its group."""
 
     committed: list[int] = field(default_factory=list)
     open: bool = False

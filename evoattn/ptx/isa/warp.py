@@ -41,8 +41,7 @@ def _members(context: Context, ins: Instruction, operand: str) -> Lanes | None:
 def _meet(context: Context, active: ActiveThreads, ins: Instruction, members: Lanes | None) -> None:
     """The members wait for each other; None are all threads of their warps. These go on together.
 
-    Raises `DivergentCollective` for a thread whose mask does not name it (PTX ISA: the behaviour is undefined).
-    """
+    Raises `DivergentCollective` for a thread whose mask does not name it (PTX ISA: the behaviour is undefined)."""
     if members is not None:
         named = active.select(members) >> context.threads.lane[active.index].astype(np.uint32) & 1
         if not named.all():
@@ -56,8 +55,7 @@ def _meet(context: Context, active: ActiveThreads, ins: Instruction, members: La
 @instruction("shfl", r"\.sync\.(?P<mode>up|down|bfly|idx)\.b32", kind="shuffle", pure=False)
 def shuffle(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`shfl d|p, a, b, c, members`: c has the segment mask in bits 8-12 and the clamp in bits 0-4 (PTX ISA,
-    shfl.sync).
-    """
+    shfl.sync)."""
     mode = fields["mode"]
     d, *p = (o.strip() for o in ins.operands[0].split("|"))
     target = context.destination(d, _B32)
@@ -99,8 +97,7 @@ def _source_predicate(context: Context, operand: str) -> Callable[[], Mask]:
 
 def _companions(active: ActiveThreads, members: Numbers) -> Lanes:
     """`[warp, lane, other lane]` bool: the active threads that each lane's member mask names. One row per warp if the
-    mask is constant.
-    """
+    mask is constant."""
     lanes = active.by_warp[:, None, :]
     masks = members.reshape(-1, WARP)[:, :, None] if members.ndim else members
     return lanes & (masks >> np.arange(WARP, dtype=np.uint32) & np.uint32(1)).astype(np.bool_)

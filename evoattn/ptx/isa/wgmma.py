@@ -3,8 +3,7 @@
 A product is carried out when it is issued, which is as early as a device may do it, but its accumulators change only
 when the warpgroup waits for its group. Until then they are kept as matrices, so that a chain of products costs no
 shuffling of registers; that nobody touches the registers meanwhile is for `wgmma_registers.py` to see, and that nobody
-overwrites the operands in shared memory for `async_proxy.py`.
-"""
+overwrites the operands in shared memory for `async_proxy.py`."""
 
 import numpy as np
 
@@ -46,8 +45,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     fp16, to which each sum is rounded.
 
     A is four registers per thread (as of mma.sync of the same depth, a warp its own 16 rows) or a descriptor, and only
-    a descriptor can be transposed. D counts as read, for it may be.
-    """
+    a descriptor can be transposed. D counts as read, for it may be."""
     columns, kind, depth = int(fields["columns"]), fields["type"], int(fields["depth"])
     transposes = depth == 16
     in_registers = ins.operands[1].startswith("{")
@@ -118,8 +116,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
 @instruction("wgmma", r"\.fence\.sync\.aligned", kind="other", pure=False, writes=0)
 def fence(context: Context, ins: Instruction, fields: Fields) -> Action:
     """Orders registers between threads and products; a machine that reads them at issue has nothing to do (see
-    `wgmma_fence.py`).
-    """
+    `wgmma_fence.py`)."""
     return lambda active: context.require_whole_warpgroups(active, ins)
 
 

@@ -15,8 +15,7 @@ class Accumulators:
     way.
 
     With g = lane / 4 and t = lane % 4, number i has row g + 8 · (i / 2 % 2) and column 8 · (i / 4) + 2t + i % 2 (PTX
-    ISA, wgmma m64nNk16). Of `halves` a register has two, in fp16.
-    """
+    ISA, wgmma m64nNk16). Of `halves` a register has two, in fp16."""
 
     def __init__(self, context: Context, names: tuple[str, ...], halves: bool) -> None:
         warps, columns = context.threads.warp_count, (4 if halves else 2) * len(names)

@@ -3,8 +3,7 @@ registers (PTX ISA, wgmma.fence).
 
 Copies after the fence of what was written before it do not count, nor constants: ptxas makes of both what it likes. A
 product's own writes to its accumulators need none before the next of the same shape. Descriptors are no registers of a
-product.
-"""
+product."""
 
 from functools import lru_cache
 
@@ -15,8 +14,7 @@ from evoattn.ptx.program.operands import operand_registers
 
 class UnfencedWrites:
     """Registers that each warpgroup, by its first warp, has written since its last fence; a set is the bits of an
-    int.
-    """
+    int."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._runs = _runs_of(kernel)
@@ -24,8 +22,7 @@ class UnfencedWrites:
 
     def run(self, lead: int, start: int, end: int) -> int | None:
         """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or
-        None.
-        """
+        None."""
         self._dirty[lead], wrong = self._runs.after(start, end, self._dirty.get(lead, self._runs.never))
         return wrong
 

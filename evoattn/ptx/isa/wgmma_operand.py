@@ -31,8 +31,7 @@ def operand_chunks(descriptor: int, side: int, transposed: bool) -> Numbers | No
     bits. With w chunks in a swizzled row, the leading offset L and the stride S, chunk c of row r lies (K-major) at row
     r % 8 of w chunks plus S · (r / 8), without swizzle c at c · L; (M- or N-major) chunk c of depth k at row k % 8 of w
     chunks plus c % w plus L · (c / w) plus S · (k / 8), without swizzle with L and S exchanged. Bits 4 … of the address
-    are then XORed with bits 7 …: one for a swizzle of 32 bytes, two for 64, three for 128.
-    """
+    are then XORed with bits 7 …: one for a swizzle of 32 bytes, two for 64, three for 128."""
     if descriptor & ~_KNOWN_BITS:
         return None
     start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
@@ -62,8 +61,7 @@ class SharedOperand:
         """(float32 `[warpgroup, side, 16]`, transposed `[warpgroup, 16, side]`, of 8 bits 32 in place of 16; chunks of
         `shared.data`, `[warpgroup, …]`).
 
-        The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`.
-        """
+        The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`."""
         shared = self.context.shared
         given = self.descriptor[lead_threads] if self.descriptor.ndim else self.descriptor
         descriptors = np.broadcast_to(given, lead_threads.shape).tolist()

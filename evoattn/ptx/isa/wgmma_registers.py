@@ -42,8 +42,7 @@ class RegistersInFlight:
 
     def touched_in_flight(self, lead: int, start: int, end: int) -> int | None:
         """The first pc of a straight run, `start` ≤ pc < `end`, at which this warpgroup would touch what is under way,
-        or None.
-        """
+        or None."""
         key = start, end, self.states.get(lead, (_NOTHING,))
         if key not in self._known:
             self._known[key] = self._walk(*key)

@@ -4,8 +4,7 @@ The instruction adds an accumulator and 32 products at once. Each is cut, toward
 2^-13 of the greatest exponent among them. That of a product is the sum of its factors' exponents, whatever its
 mantissa. Of the sum 13 bits behind the first are kept. All 8,704 sums of e4m3 of an H100 in `tests/ptx/golden` are so
 to the last bit; of 47 other choices of these none makes more than 82 % of them. DeepSeek's report of V3 (2024, section
-3.5.2) speaks of some 14 bits. Those of e5m2 were not looked at, and are taken to be alike.
-"""
+3.5.2) speaks of some 14 bits. Those of e5m2 were not looked at, and are taken to be alike."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -3,8 +3,7 @@
 The PTX ISA leaves the order of elements in these fragments open. Here it is that of mma.sync m16n8k16, as on sm_80 and
 newer: A is one of its A fragments, B and the accumulator two of its B and C fragments side by side; fp16 A and B
 fragments hold everything twice. Memory is read and written in pieces of 16 bytes, as ldmatrix does it, and each warp
-counts as one that accesses.
-"""
+counts as one that accesses."""
 
 from collections.abc import Iterator
 
@@ -31,8 +30,7 @@ _SPACE = r"(?:\.(?P<space>shared|global))?(?:::cta)?"
 
 class _Tile:
     """The 16×16 matrix of each warp in memory, as lines (rows or columns) of `item`-byte elements whose distance is an
-    operand.
-    """
+    operand."""
 
     def __init__(
         self, context: Context, ins: Instruction, address: str, distance: str | None, space: str, item: int, kind: str

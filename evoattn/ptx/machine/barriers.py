@@ -99,8 +99,7 @@ class Barriers:
         """Threads arrive no earlier than a barrier's phase begins.
 
         A warp that does not know that the last phase has ended may arrive while it lasts, in another order of
-        execution: at `__syncthreads()` too, which is barrier 0. Raises `BarrierFault`.
-        """
+        execution: at `__syncthreads()` too, which is barrier 0. Raises `BarrierFault`."""
         if self.context.races is None:
             return
         threads, order = self.context.threads, self.context.races.order
@@ -132,8 +131,7 @@ class Barriers:
 
     def release(self) -> list[tuple[int, Mask]]:
         """Let go of the barriers that are complete; also called when threads exit, since the others no longer wait for
-        them.
-        """
+        them."""
         free = np.zeros(self.context.count, np.bool_)
         left = self._per_block(self.context.alive)
         for number, barrier in list(self._barriers.items()):
@@ -167,8 +165,7 @@ class Barriers:
 
     def _order(self, number: int, barrier: _Barrier, complete: Mask, everyone: Mask) -> None:
         """Tell the race detector who met whom: threads that have exited do not (CUDA C++ programming guide,
-        __syncthreads: of threads that have not).
-        """
+        __syncthreads: of threads that have not)."""
         races = self.context.races
         if races is None:
             return

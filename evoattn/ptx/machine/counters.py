@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 @dataclass(frozen=True)
 class Counters:
     """Dynamic counts over all warps that ran. An instruction counts once per warp; a `mov` does not, since ptxas folds
-    most of them away.
-    """
+    most of them away."""
 
     issue_slots: float = 0.0
     """Instructions of every class but moves."""

@@ -26,8 +26,7 @@ from evoattn.ptx.state.context import Context, RunOptions
 MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
 MAX_SMEM_BYTES = 232448
 """Most shared memory that a block may have on any GPU (sm_90: 227 KiB; CUDA C++ Programming Guide, compute
-capabilities).
-"""
+capabilities)."""
 _BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
 """Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
 
@@ -182,8 +181,7 @@ class Machine:
 @contextmanager
 def _without_collector() -> Iterator[None]:
     """A machine's 10^5 objects live as long as it does: Python's collector of cycles would only look at them again and
-    again, for a third of the time. The interpreter is a library of its own, and has no pause of evoattn's.
-    """
+    again, for a third of the time. The interpreter is a library of its own, and has no pause of evoattn's."""
     enabled = gc.isenabled()
     gc.disable()
     try:

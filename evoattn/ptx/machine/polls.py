@@ -10,8 +10,7 @@ MAX_POLLS_IN_VAIN = 1000
 """Runs of polling loops, one after another with no other in between, after which they are taken to be endless."""
 LATE_POLLS, LATE_COUNTED_POLLS = 10, 5000
 """The same, after which late blocks begin; the second of loops that count, which are to give up first
-(`templates/flash_wgmma/sum_parts.cuh` looks 4,096 times).
-"""
+(`templates/flash_wgmma/sum_parts.cuh` looks 4,096 times)."""
 
 
 def _hands_over(ins: Instruction) -> bool:
@@ -42,8 +41,7 @@ class Polls:
 
     def count(self, pc: int) -> list[tuple[int, Mask]]:
         """Told of each run, returns the late blocks when the others have polled for long. Raises `Deadlock` when all
-        who are left have polled in vain.
-        """
+        who are left have polled in vain."""
         self._in_vain = self._in_vain + 1 if pc in self.flow.polls else 0
         if self._late is not None:
             return self.begin() if self._in_vain > self._patience(pc) else []

@@ -18,8 +18,7 @@ from evoattn.ptx.state.phase_waits import PhaseWait, PhaseWaits
 
 _RUN_COST = 4
 """Steps that a run counts beside its instructions: what entering it takes, so that the limit bounds time for short
-loops too.
-"""
+loops too."""
 
 Groups = list[tuple[int, ActiveThreads]]
 """Who goes on at which pc."""
@@ -78,8 +77,7 @@ class Scheduler:
 
     def _turn(self, pc: int) -> tuple[bool, int]:
         """Who goes first: those furthest behind, so that threads meet again; last those who poll memory that others
-        have yet to write, of several loops the one that polled longest ago.
-        """
+        have yet to write, of several loops the one that polled longest ago."""
         return (True, self._polled.get(pc, 0)) if pc in self.flow.polls else (False, pc)
 
     def _count_polls(self, pc: int) -> None:

@@ -16,8 +16,7 @@ SHARED_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW = 1 << 48, 2 << 48, 3 << 48
 WINDOW_SHIFT = np.uint64(48)
 RESERVED_SMEM = 1024
 """Bytes at the start of a block's shared memory that are the system's, so that no address in it is an offset as well
-(CUDA C++ Programming Guide, compute capabilities 8.x and 9.0: 1 KB per thread block).
-"""
+(CUDA C++ Programming Guide, compute capabilities 8.x and 9.0: 1 KB per thread block)."""
 RANK_SHIFT = 24
 """Of an address in the memory of a cluster: from this bit on the rank of the block plus one, or 0 for the own block."""
 
@@ -63,8 +62,7 @@ class BankedMemory:
         """Index of the first byte in `data` (int64, one per active thread) of an access of `size` bytes at `base +
         offset`.
 
-        `base` has one address an active thread, or is 0-d. Raises `MemoryFault` out of bounds or misaligned.
-        """
+        `base` has one address an active thread, or is 0-d. Raises `MemoryFault` out of bounds or misaligned."""
         spread = (
             int(np.bitwise_or.reduce(base)) if base.ndim else int(base)
         )  # an upper bound that also shows every low bit

@@ -39,8 +39,7 @@ class GlobalMemory:
 
     def map(self, name: str, array: Octets) -> int:
         """Add a buffer, a one-dimensional uint8 array; returns its address. What a run writes is in `array` after
-        it.
-        """
+        it."""
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ValueError("a buffer is a one-dimensional uint8 array")
         start = -(-(self._ends[-1] + GUARD if self._ends else GUARD) // ALIGNMENT) * ALIGNMENT
@@ -52,8 +51,7 @@ class GlobalMemory:
 
     def spread(self, name: str, far: NDArray[np.uint16]) -> None:
         """Each 16 bytes of a buffer lie `far` · 2^32 bytes further on than in its array: the space between takes no
-        memory, and an address that was computed in 32 bits is a fault.
-        """
+        memory, and an address that was computed in 32 bits is a fault."""
         self._far[self._names.index(name)] = far
 
     def load(self) -> None:
@@ -110,8 +108,7 @@ class GlobalMemory:
 
     def check_range(self, index: Numbers, size: int, active: ActiveThreads, ins: Instruction) -> None:
         """Raise `MemoryFault` for the first access of `size` bytes at arena `index` that is not whole inside one
-        buffer.
-        """
+        buffer."""
         if not self._starts:
             outside = np.ones(len(index), np.bool_)
         else:
@@ -145,8 +142,7 @@ class GlobalMemory:
 
     def index_of(self, distance: int) -> int:
         """The arena index of an address `distance` bytes behind the first: its low half in a buffer that is spread. An
-        address between what is there is left as it is, which is outside of every buffer.
-        """
+        address between what is there is left as it is, which is outside of every buffer."""
         if self._high is None:
             return distance
         low = distance & _LOW
@@ -154,8 +150,7 @@ class GlobalMemory:
 
     def place_outside(self, start: int, size: int) -> str:
         """Where bytes from arena index `start` on end outside the buffer that they begin in, in words; an empty string
-        if they do not.
-        """
+        if they do not."""
         at = bisect_right(self._starts, start) - 1
         if at >= 0 and start + size <= self._ends[at]:
             return ""

@@ -40,8 +40,7 @@ class TiledMap:
 
     def encode(self) -> bytes:
         """Raises `ImpossibleLaunch` for what cuTensorMapEncodeTiled refuses (CUDA driver API, tensor map object
-        management).
-        """
+        management)."""
         rank = len(self.shape)
         why = self._why_refused()
         if why:
@@ -68,8 +67,7 @@ class TiledMap:
 
     def view(self, memory: GlobalMemory) -> NDArray[np.uint16]:
         """The tensor as it lies in memory, uint16, outermost dimension first. Raises `MemoryFault` if it reaches
-        outside its buffer.
-        """
+        outside its buffer."""
         return self.part(memory, tuple(slice(0, n) for n in self.shape[::-1]))
 
     def part(self, memory: GlobalMemory, slices: tuple[slice, ...]) -> NDArray[np.uint16]:

@@ -21,8 +21,7 @@ class Traffic:
 
         4 bytes per bank, 32 banks; a warp's 8-byte accesses go in two phases of 16 threads, its 16-byte accesses (and
         ldmatrix) in four of 8 (CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"). A phase takes as many
-        passes as its busiest bank has words.
-        """
+        passes as its busiest bank has words."""
         offset = index - active.select(memory.base)
         key = (size, (offset - offset[0] // 128 * 128).tobytes(), None if active.all else active.full_mask.tobytes())
         if key not in self._known:
@@ -38,8 +37,7 @@ class Traffic:
 
     def tensor_copy(self, box_bytes: int, global_bytes: int, copied_bytes: int) -> None:
         """The copy engine moved a box, `global_bytes` of it inside the tensor; `copied_bytes` of it into shared memory,
-        or none.
-        """
+        or none."""
         self.shared_rows(box_bytes)
         self.sectors += -(-global_bytes // _SECTOR_BYTES)
         self.global_bytes += global_bytes

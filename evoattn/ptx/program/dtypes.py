@@ -31,8 +31,7 @@ class PtxType:
     """One of the types of `parse_type`, and never another, so that identity is equality.
 
     `kind` is `pred`, `b`, `u`, `s`, `f` or `bf`; `bits` the width of the whole; `packed` tells two 16-bit numbers in 32
-    bits.
-    """
+    bits."""
 
     kind: str
     bits: int

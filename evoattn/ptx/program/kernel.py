@@ -8,8 +8,7 @@ from evoattn.ptx.program.dtypes import PtxType
 @dataclass(frozen=True)
 class Instruction:
     """One instruction. `predicate` is (register, negated) or None; `index` is its pc; `line` its line in the PTX
-    text.
-    """
+    text."""
 
     index: int
     opcode: str

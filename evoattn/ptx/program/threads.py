@@ -18,8 +18,7 @@ class Threads:
     """Coordinates of all threads of some blocks of a grid; each array has one element per thread ("lane of the
     machine").
 
-    A block whose size is no multiple of 32 is padded to whole warps by threads that have exited before the start.
-    """
+    A block whose size is no multiple of 32 is padded to whole warps by threads that have exited before the start."""
 
     def __init__(
         self,
@@ -91,8 +90,7 @@ class Threads:
 
 class ActiveThreads:
     """A set of threads that execute one instruction together. Immutable, so what is derived from the mask is derived
-    once.
-    """
+    once."""
 
     def __init__(self, threads: Threads, mask: Mask | None) -> None:
         """`mask` is a bool array over all threads, or None for all of them."""
@@ -133,8 +131,7 @@ class ActiveThreads:
     @cached_property
     def warpgroups(self) -> Numbers:
         """First warps of the warpgroups (four warps from a multiple of four on in their block) that have an active
-        thread, ascending.
-        """
+        thread, ascending."""
         return np.unique(self.warps - self.warps % self.threads.block_warps % 4)
 
     @cached_property
@@ -145,8 +142,7 @@ class ActiveThreads:
     @cached_property
     def cluster_blocks(self) -> Numbers:
         """Indices of all blocks of the clusters that have an active thread, ascending: those whose shared memory may be
-        accessed.
-        """
+        accessed."""
         size = self.threads.cluster
         if size == 1:
             return self.blocks

@@ -10,8 +10,7 @@ What a thread does is ordered after an access by an agent once its warp knows of
 agent does is ordered after what its issuing threads know. Besides, a thread's write before an agent's access, and its
 read before an agent's write, must have been followed by its own `fence.proxy.async` before the agent's access was
 ordered after it (PTX ISA, memory consistency model, proxy-preserved base causality order). An H200 does overwrite what
-ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
-"""
+ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier."""
 
 import numpy as np
 
@@ -46,8 +45,7 @@ def _lane_bits(lanes: Mask) -> int:
 
 class AsyncRaces:
     """What the asynchronous proxy tells a `SharedRaces`. Issuers are actors: threads, or warps from `threads.count`
-    on.
-    """
+    on."""
 
     def __init__(self, detector: SharedRaces) -> None:
         self.detector, self.order, self.threads = detector, detector.order, detector.threads
@@ -74,8 +72,7 @@ class AsyncRaces:
     def copies(self, block: int, offset: int, what: str = "a tensor copy") -> int:
         """The agent of copies of a kind that complete on the mbarrier at this byte of a block's shared memory.
 
-        Raises `UnsupportedInstruction` beyond MAX_MBARRIERS.
-        """
+        Raises `UnsupportedInstruction` beyond MAX_MBARRIERS."""
         key = offset, what
         number = self._mbarriers.get(key)
         if number is None:
@@ -111,8 +108,7 @@ class AsyncRaces:
         self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True
     ) -> None:
         """An agent writes granules of a block, from now until the phase of its mbarrier ends; not `proxied`: as threads
-        write.
-        """
+        write."""
         self.detector.check()
         self.detector.reads.record([np.array([block])])
         self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
@@ -153,8 +149,7 @@ class AsyncRaces:
 
     def _why_unordered(self, made: list[tuple[int, int]], issuers: Numbers, proxied: bool) -> list[str]:
         """What is missing between each access, of (time, actor), and an agent's access that these actors issue now; an
-        empty string if nothing is. All that clocks have to tell is asked of them at once.
-        """
+        empty string if nothing is. All that clocks have to tell is asked of them at once."""
         found, asked = [""] * len(made), list[tuple[int, int, int]]()
         floor = self.order.block_floor[int(self.order.warp_of[issuers[0]]) // self.threads.block_warps] if made else 0
         for i, (time, actor) in enumerate(made):
@@ -215,8 +210,7 @@ class AsyncRaces:
         self, columns: Numbers, reads: Numbers, issuer: int, first_warp: int, ins: Instruction
     ) -> None:
         """Of reads by warps of a cluster, `[warp, granule]`: each needs a fence of its proxy before the issuer's
-        write.
-        """
+        write."""
         for column, row in zip(columns.tolist(), reads):
             for stamp in np.unique(row).tolist():
                 key = issuer, column, stamp

@@ -5,8 +5,7 @@ For each granule (the smallest access that the kernel makes) the last weak write
 (atomics, `.relaxed`, `.volatile` …) race with weak ones only, and are kept one by one. Reads are kept for those buffers
 that the launch also writes. Which these are shows when it does both; `unwatched` then has them, and the launch is to be
 run again with these buffers watched. Blocks may run one after another: only what `global_order.py` and the clocks say
-counts as order, not who came first.
-"""
+counts as order, not who came first."""
 
 import numpy as np
 
@@ -60,8 +59,7 @@ class GlobalRaces:
         self, kernel: Kernel, memory: GlobalMemory, grid_warps: int, watched: frozenset[int], before: Touched | None
     ) -> None:
         """`watched` are the numbers of the buffers of which reads are kept; `before` is given where earlier launches
-        may not have ended.
-        """
+        may not have ended."""
         self.memory, self.watched = memory, watched
         self.dependency = None if before is None else GridDependency(memory, before)
         self.grid_warps = grid_warps if orders_blocks(kernel) else 0
@@ -151,8 +149,7 @@ class GlobalRaces:
 
     def _unordered(self, actors: Numbers, others: Numbers, time: Numbers) -> Mask:
         """Bool: which accesses by other threads of the grid are not ordered before what these threads of the machine do
-        now.
-        """
+        now."""
         threads, order = self.threads, self.order
         warps, other_warps = order.warp_of[actors], others // WARP
         result: Mask = others != actors + self._first_thread

@@ -5,8 +5,7 @@ A release is a store or an atomic that says so, or a strong one (an atomic, `.re
 the GPU by its own thread; a fence by a whole warp, followed by a barrier of the block, serves for the others too. An
 acquire is the mirror image: an atomic or a strong load, and a fence by its thread or by one that has since met it at a
 barrier. Atomics on one place continue what earlier ones released; another store ends it. What a block knows of others
-is in the last columns of its warps' clocks, one per warp of the grid.
-"""
+is in the last columns of its warps' clocks, one per warp of the grid."""
 
 import re
 from bisect import bisect_right
@@ -112,8 +111,7 @@ class GlobalOrder:
 
     def publish(self, thread: int, place: int, releases: bool, continues: bool) -> None:
         """A strong write of a byte of the arena; one that `continues` (an atomic) keeps what was released there
-        before.
-        """
+        before."""
         own = self._view(thread // WARP) if releases else self._fenced(thread)
         before = self._released.get(place) if continues else None
         known = [part for part in (own, before) if part is not None]

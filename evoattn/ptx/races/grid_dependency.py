@@ -6,8 +6,7 @@ writes, or writes one that an earlier launch reads: that another thread has, and
 which asks for more than a device does and costs a kernel one instruction per thread. What an earlier launch writes is
 not read-only for all of this one's life: `ld.global.nc` (a load through `const T* __restrict__`) must not read it, not
 even after the wait (PTX ISA, ld). `griddepcontrol.launch_dependents` makes nothing visible. Some thread of every such
-launch waits: a launch that does not may end before the one before it, and the next would wait for the wrong one.
-"""
+launch waits: a launch that does not may end before the one before it, and the next would wait for the wrong one."""
 
 from __future__ import annotations
 

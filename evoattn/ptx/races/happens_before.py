@@ -34,8 +34,7 @@ class HappensBefore:
 
     def __init__(self, threads: Threads, agents: int = 0, foreign: int = 0) -> None:
         """`agents` of the asynchronous proxy in each cluster; `foreign` warps of the grid that it can be ordered
-        with.
-        """
+        with."""
         self.threads, self.agents, self.foreign = threads, agents, foreign
         self.first_agent = threads.count + threads.warp_count
         """Actors from here on are agents."""
@@ -44,8 +43,7 @@ class HappensBefore:
         self.warp_floor = np.zeros(threads.warp_count, np.int64)
         self.clock = np.zeros((threads.warp_count, threads.cluster_warps + agents + foreign), np.int64)
         """`[warp, column]`: what the warp knows of a warp or an agent of its cluster, then of every warp of the grid,
-        up to then.
-        """
+        up to then."""
         self._lane_clock: dict[int, Numbers] = {}  # of warps that synchronized in parts: [lane, other lane]
         self._of_warps: dict[int, dict[tuple[int, int], int]] = {}  # by warp: lanes of others that all its lanes know
         self._of_lanes: dict[int, dict[int, Knowledge]] = {}  # by warp and lane: what it learned alone
@@ -173,8 +171,7 @@ class HappensBefore:
 
     def warp_sync_in_parts(self, warps: Numbers, companions: Mask) -> None:
         """`bar.warp.sync` by threads of these warps; `companions` (bool `[len(warps), lane, lane]`) tells who
-        synchronized with whom.
-        """
+        synchronized with whom."""
         for warp, groups in zip(warps.tolist(), companions):
             clock = self._lane_clock.setdefault(warp, np.zeros((WARP, WARP), np.int64))
             for group in np.unique(groups[groups.any(1)], axis=0):
@@ -197,8 +194,7 @@ class HappensBefore:
 
         The actors are threads and warps; the others are given by their column of the clock and their lane. An actor's
         own earlier accesses are ordered; a lane that is `SEVERAL` differs from every other, itself included. What is
-        known from barriers of the block is `floor`'s matter.
-        """
+        known from barriers of the block is `floor`'s matter."""
         warp, lane = self.warp_of[actors], self.lane_of[actors]
         result: Mask = time > self.clock[warp, other_column]
         same = warp % self.threads.cluster_warps == other_column

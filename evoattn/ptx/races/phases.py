@@ -3,8 +3,7 @@
 Who adds to a phase knows that the phase before has ended: else, in another order, it would add to that one. And who
 ends a phase knows that all who wait for the end of the phase before have seen it: else a slower one would find its
 parity gone. Knowledge of an end is that of somebody who has waited for it, or, where no bytes were expected, of all
-arrivals.
-"""
+arrivals."""
 
 from dataclasses import dataclass
 

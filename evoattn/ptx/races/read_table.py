@@ -15,8 +15,7 @@ LANE_MASK = (1 << LANE_BITS) - 1
 
 class ReadTable:
     """Reads wait outside the table until somebody writes to their blocks: most never race, for a barrier follows, and
-    are dropped.
-    """
+    are dropped."""
 
     def __init__(self, order: HappensBefore, granules: int, shift: int, reading_agents: int) -> None:
         self.order, self.shift = order, shift

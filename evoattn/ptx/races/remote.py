@@ -14,15 +14,13 @@ class RemoteAccesses:
 
     def __init__(self, threads: Threads, stride: int, alive: Mask, races: SharedRaces | None) -> None:
         """`stride` is the bytes of shared memory per block; `alive` (bool over threads) is kept up to date by
-        others.
-        """
+        others."""
         self.threads, self.stride, self.alive, self.races = threads, stride, alive, races
         self._last: dict[tuple[int, int], tuple[int, Instruction]] = {}  # by target block and column of the clock
 
     def note(self, index: Numbers, kind: str | None, active: ActiveThreads, ins: Instruction) -> None:
         """Accesses at bytes `index` of shared memory; of no `kind`: others see that they are complete. Raises
-        `MemoryFault`.
-        """
+        `MemoryFault`."""
         target = index // self.stride
         foreign = target != self.threads.block_of[active.index]
         if not foreign.any():

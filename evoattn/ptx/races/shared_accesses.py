@@ -8,8 +8,7 @@ meanwhile is a race; from then on the copy counts as a write by that thread at t
 of sm_90 does is told by `async_proxy.py`, on the same tables.
 
 Accesses are gathered and checked together at the next synchronization: between two of them no access can be ordered
-against another's.
-"""
+against another's."""
 
 from collections.abc import Sequence
 
@@ -62,8 +61,7 @@ _LATEST = (1 << 31 - LANE_BITS) - 2
 
 class SharedRaces:
     """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its
-    pc.
-    """
+    pc."""
 
     def __init__(
         self,
@@ -103,8 +101,7 @@ class SharedRaces:
         self, kind: str, index: Numbers, size: int, active: ActiveThreads, ins: Instruction, by_warp: bool
     ) -> None:
         """`index` (byte of shared memory) of each active thread's access. With `by_warp` the accesses are made for the
-        whole warp.
-        """
+        whole warp."""
         actors: Numbers = self._everyone if active.all else active.index
         if by_warp:
             actors = self.threads.count + self.threads.warp_of[actors]
@@ -233,8 +230,7 @@ class SharedRaces:
     def _check_overwritten(self, accesses: Accesses, at: Numbers) -> None:
         """Elements `at` are of granules that several actors wrote since the last synchronization.
 
-        Equal values by one instruction are no race; `collide` is told of unequal ones.
-        """
+        Equal values by one instruction are no race; `collide` is told of unequal ones."""
         entry = accesses.numbers(at)
         order = np.argsort(accesses.granules[at], kind="stable")
         at, entry = at[order], entry[order]

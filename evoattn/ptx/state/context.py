@@ -26,8 +26,7 @@ from evoattn.ptx.state.registers import Binder
 T = TypeVar("T")
 POISON = 0x7FFE
 """Fills shared memory before it is written, if the launch asks for nothing else: a NaN in every float type, and neither
-the one that hardware computes (0x7FFF…) nor bytes of 0xFF, with which callers like to mark what was never written.
-"""
+the one that hardware computes (0x7FFF…) nor bytes of 0xFF, with which callers like to mark what was never written."""
 DEFAULT_STEP_LIMIT = 2_000_000
 """Instructions of one batch of blocks: some seconds. Right kernels take 273,000 at most in the cases that we know."""
 
@@ -45,8 +44,7 @@ class RunOptions:
 
 class NotConverged(Exception):
     """A warp-wide instruction met by a part of a warp, `partial` (bool over threads): the scheduler lets that part wait
-    for the rest.
-    """
+    for the rest."""
 
     def __init__(self, ins: Instruction, partial: Mask) -> None:
         super().__init__(str(ins))
@@ -104,8 +102,7 @@ class Context(Binder):
         """Called with each mbarrier whose phase has ended."""
         self.apart: Mask | None = None
         """By warp: a part of it has gone its own way, and nothing has brought its threads together since; None if no
-        warp has.
-        """
+        warp has."""
         self.traffic = Traffic() if options.count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
@@ -122,8 +119,7 @@ class Context(Binder):
 
     def release(self) -> None:
         """The machine has ended: nobody is told of anything any more. What refers to itself through this context is
-        freed at once.
-        """
+        freed at once."""
         self._cached.clear()
         self.before_run.clear()
         self.at_exit.clear()
@@ -134,8 +130,7 @@ class Context(Binder):
 
         `members` (uint32, over threads or 0-d) is the member mask: only the threads that it names need be there. Of an
         `.aligned` instruction threads that have exited are missed too (PTX ISA, mma, ldmatrix and wmma).
-        Raises `DivergentCollective` where `.aligned` asks for more than that all of them come.
-        """
+        Raises `DivergentCollective` where `.aligned` asks for more than that all of them come."""
         if self.apart is not None:
             self.require_together(active, ins)
         if self.partly_gone and ".aligned" in ins.opcode:
@@ -166,8 +161,7 @@ class Context(Binder):
     def require_whole_warpgroups(self, active: ActiveThreads, ins: Instruction) -> None:
         """Raise `NotConverged` unless all threads of every warpgroup with an active thread are active.
 
-        A warpgroup is four warps from a multiple of four on in their block.
-        """
+        A warpgroup is four warps from a multiple of four on in their block."""
         if self.apart is not None:
             self.require_together(active, ins)
         if (active.all and self.threads.block_warps % WARPGROUP_WARPS == 0) or active.whole_warpgroups:
@@ -205,8 +199,7 @@ class Context(Binder):
 
     def require_together(self, active: ActiveThreads, ins: Instruction) -> None:
         """Raise `DivergentCollective` if `.aligned` finds a warp apart: where the paths of its threads join, a GPU may
-        let them go on one after another (PTX ISA, barrier and mma: all threads must execute the same instruction).
-        """
+        let them go on one after another (PTX ISA, barrier and mma: all threads must execute the same instruction)."""
         if self.apart is None or ".aligned" not in ins.opcode:
             return
         wrong = active.warps[self.apart[active.warps]]

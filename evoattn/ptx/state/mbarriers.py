@@ -30,8 +30,7 @@ class Mbarriers:
 
     def make(self, index: int, count: int, thread: int, ins: Instruction) -> None:
         """Initialize the mbarrier at a byte of shared memory. Raises `AsyncFault` on a count that none can have, and
-        where there is one already (PTX ISA, mbarrier.init).
-        """
+        where there is one already (PTX ISA, mbarrier.init)."""
         if index in self._barriers:
             raise AsyncFault(
                 f"{self.threads.describe(thread)} initialises the mbarrier at byte "
@@ -57,8 +56,7 @@ class Mbarriers:
 
     def find(self, index: int, thread: int, ins: Instruction) -> Mbarrier:
         """The mbarrier at a byte of shared memory, for this thread to use. Raises `AsyncFault` if it is none, or is
-        overwritten.
-        """
+        overwritten."""
         barrier = self._barriers.get(index)
         if barrier is None:
             raise AsyncFault(
@@ -102,8 +100,7 @@ class Mbarriers:
 
     def fence(self, active: ActiveThreads, for_cluster: bool = False) -> None:
         """The tensor copy engine sees what these threads have initialised; `for_cluster`: other blocks may see it
-        too.
-        """
+        too."""
         for barrier in self._barriers.values():
             if active.full_mask[barrier.maker]:
                 barrier.fenced = True
@@ -111,8 +108,7 @@ class Mbarriers:
 
     def announce(self, active: ActiveThreads) -> None:
         """These threads arrive at the barrier of their cluster, where others learn of what they have initialised and
-        fenced.
-        """
+        fenced."""
         for barrier in self._barriers.values():
             barrier.announced |= barrier.fenced_for_cluster and bool(active.full_mask[barrier.maker])
 
@@ -138,8 +134,7 @@ class Mbarriers:
         """One arrival per thread, after its phase expects so many bytes more; returns the numbers of the phases that
         they arrived at.
 
-        Raises `AsyncFault` on more arrivals than a phase counts.
-        """
+        Raises `AsyncFault` on more arrivals than a phase counts."""
         races, phases = self.context.races, []
         handed_over: dict[int, Knowledge] = {}
         together = _at_one_place(index, active, self.context.alive)

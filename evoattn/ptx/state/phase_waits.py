@@ -1,8 +1,7 @@
 """Threads that wait for phases of mbarriers.
 
 A thread that waits for a phase which has not ended is parked until it ends, so that loops around `try_wait` do not
-spin.
-"""
+spin."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,8 +60,7 @@ class PhaseWaits:
 
     def wait(self, wait: PhaseWait, active: ActiveThreads, pc: int) -> Mask | None:
         """Park the threads whose phase has not ended; they go on at `pc`. Returns the mask of the others, None if they
-        are all.
-        """
+        are all."""
         keys = wait.locate(active) * 2 + (active.select(wait.phase) & wait.phase.dtype.type(1)).astype(np.int64)
         different = keys[:1] if (keys == keys[0]).all() else np.unique(keys)
         passing = np.zeros(self.context.count, np.bool_)

@@ -17,8 +17,7 @@ from evoattn.ptx.program.threads import Threads
 
 _UNWRITTEN = {1: False, 8: 0x7E, 16: 0x7FFE, 32: 0x7FFE7FFE, 64: 0x7FFE7FFE7FFE7FFE}
 """What registers hold before they are written: a NaN in every float type, and no small number. On a GPU it is whatever
-was there before.
-"""
+was there before."""
 _BANK_BYTES = 1 << 16
 """Of registers that are made together: to make one takes longer than to fill it."""
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)U?$")
@@ -51,8 +50,7 @@ class Binder:
 
     def register(self, name: str) -> Lanes:
         """The register's bits, unsigned (bool for a predicate). Raises `UnsupportedInstruction` on an undeclared
-        name.
-        """
+        name."""
         array = self._registers.get(name)
         if array is None:
             declared = self.kernel.registers.get(name)
@@ -70,8 +68,7 @@ class Binder:
 
     def source(self, operand: str, kind: PtxType) -> Lanes:
         """An operand to read: a view over threads, or a 0-d array for a constant. A wider register gives its low
-        part.
-        """
+        part."""
         key = (operand, kind)
         found = self._sources.get(key)
         if found is None:
@@ -88,8 +85,7 @@ class Binder:
 
     def destination(self, operand: str, kind: PtxType) -> Lanes:
         """An operand to write: a view over threads, as wide as its register (so that a narrow value is extended on
-        assignment).
-        """
+        assignment)."""
         if operand == "_":
             return self.scratch(kind.dtype, -1)
         array = self.register(operand)

@@ -1,6 +1,5 @@
 """Kernels whose blocks wait for one another, where these do not all run at once: beside launches of other streams, and
-beside one that keeps most of the SMs.
-"""
+beside one that keeps most of the SMs."""
 
 import ctypes
 import time

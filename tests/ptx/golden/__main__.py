@@ -8,8 +8,7 @@ outputs (or all) there, twice, and prints where the interpreter differs.
 
 After an instruction was added, and a test that launches it, run both. A launch whose outputs differ between two runs,
 or that the driver refuses, is left out and named. The file has its launches whole: a test that only says what they
-give may go.
-"""
+give may go."""
 
 import argparse
 import subprocess
@@ -35,8 +34,7 @@ ALWAYS = (
     *("shfl", "vote", "match", "redux", "elect"),
 )
 """Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others
-each first.
-"""
+each first."""
 SILENT_SECONDS = 20.0
 
 

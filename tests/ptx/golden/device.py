@@ -13,8 +13,7 @@ from tests.ptx.golden.file import load
 
 def run_from(first: int, folder: Path) -> None:
     """Run the launches of the folder's copy of the file, from number `first` on; each writes its outputs, or why it has
-    none, when done.
-    """
+    none, when done."""
     cupy.zeros(1)
     for number, golden in enumerate(load(folder / "todo.bin")[0]):
         if number < first:

@@ -74,8 +74,7 @@ class Golden:
 
     def interpreted(self, **options: Any) -> list[np.ndarray]:
         """The arrays as the interpreter leaves them; `options` as of `run_launch`. Raises `AssertionError` on a
-        fault.
-        """
+        fault."""
         arrays = [a.copy() for a in self.before]
         execution = observed(
             parsed(self.ptx),
@@ -150,12 +149,10 @@ TOLERANCES = (
 the last bit, but for the payload of a NaN, which the ISA leaves open, and for `PRODUCT`."""
 PRODUCT, PRODUCT_SHARE = re.compile(r"w?g?mma\S*\.f32"), 2.0**-13
 """Tensor cores add the products of a step in an order and with a truncation of their own: to this share of the largest
-output.
-"""
+output."""
 PRODUCT_ROUNDED = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """And where such a sum is then rounded to 16 bits, a difference in its last bits can give the neighbour: one unit in
-the last place.
-"""
+the last place."""
 
 
 def _half(array: np.ndarray, opcodes: frozenset[str]) -> str:

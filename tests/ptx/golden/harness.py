@@ -36,8 +36,7 @@ def observed(
 ) -> Execution:
     """Launch `kernel` with the tensor maps, a pointer to each array (called a0, a1, …), the scalars.
 
-    A map is keywords of `TensorMap`, with the number of an array as its address.
-    """
+    A map is keywords of `TensorMap`, with the number of an array as its address."""
     names = [f"a{i}" for i in range(len(arrays))]
     encoded = [TensorMap(names[m["address"]], **{k: v for k, v in m.items() if k != "address"}) for m in maps]
     before = [array.copy() for array in arrays] if observers else []
@@ -61,8 +60,7 @@ def ptx_kernel(body: str, parameters: int = 0, declarations: str = "", cluster: 
     """A kernel around `body`, of clusters of so many blocks: its parameters are pointers, in %a0, %a1, …; %tid has the
     thread's number in the block, %i in the grid.
 
-    Free registers: %p0-7 (predicates), %h0-15 (16 bits), %r0-63, %f0-15, %q0-15 (64 bits).
-    """
+    Free registers: %p0-7 (predicates), %h0-15 (16 bits), %r0-63, %f0-15, %q0-15 (64 bits)."""
     names = ", ".join(f".param .u64 param_{i}" for i in range(parameters))
     loads = "\n".join(f"ld.param.u64 %a{i}, [param_{i}];" for i in range(parameters))
     text = f"""
@@ -103,8 +101,7 @@ def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int
 
 def evaluate(statements: str, result: npt.DTypeLike, *inputs: np.ndarray) -> np.ndarray:
     """`statements` on 1-D arrays, one element per thread: they read %x0, %x1, … and write %d, a register of the dtype
-    `result`.
-    """
+    `result`."""
     count = len(inputs[0])
     out = np.zeros(count, result)
     arrays = [*(np.ascontiguousarray(i) for i in inputs), out]

@@ -38,8 +38,7 @@ def run_hopper(
     """Run the one kernel of `source`, which takes the tensor maps, then a pointer to each array (changed in place),
     then the scalars.
 
-    A map is the keywords of `TensorMap`, with the number of an array as its address.
-    """
+    A map is the keywords of `TensorMap`, with the number of an array as its address."""
     kernel = cuda_kernel(HEAD + source, "sm_90a")
     return observed(kernel, list(maps), arrays, list(scalars), blocks, threads, smem, **options)
 
@@ -57,8 +56,7 @@ def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) ->
 
 def swizzle_address(address: np.ndarray, swizzle: int) -> np.ndarray:
     """Bits 4, 5, 6 of a byte address XORed with bits 7, 8, 9: the lowest one, two or three of them for 32, 64, 128
-    bytes.
-    """
+    bytes."""
     for bit in range({0: 0, 32: 1, 64: 2, 128: 3}[swizzle]):
         address = address ^ ((address >> (7 + bit) & 1) << (4 + bit))
     return address

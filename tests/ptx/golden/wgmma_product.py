@@ -56,8 +56,7 @@ def place(
 
 def k_major(matrix: np.ndarray, swizzle: int) -> Image:
     """(image, leading and stride offsets in bytes, bytes a k16 step) of `[rows, 64]` with k contiguous, in tiles as
-    wide as a swizzle.
-    """
+    wide as a swizzle."""
     rows, depth = matrix.shape
     image = np.zeros(matrix.size, np.uint16)
     row, column = np.indices(matrix.shape)
@@ -77,8 +76,7 @@ def k_major(matrix: np.ndarray, swizzle: int) -> Image:
 
 def mn_major(matrix: np.ndarray, swizzle: int) -> Image:
     """The same of `[rows, 64]` with the rows (M or N) contiguous: tiles of as many rows as a swizzle holds, a line for
-    each k.
-    """
+    each k."""
     rows, depth = matrix.shape
     row, column = np.indices(matrix.shape)
     if swizzle == 0:  # 8 k of 16 bytes together; stride: the next 8 rows, leading: the next 8 k
@@ -114,8 +112,7 @@ def as_values(bits: np.ndarray, dtype: str) -> np.ndarray:
 
 def fragments_a(bits: np.ndarray) -> np.ndarray:
     """`[64, 64]` → `[128 threads, 4 steps, 4 registers, 2]`: fragment A of mma m16n8k16, a warp its own 16 rows (PTX
-    ISA). Of 8 bits the same, two numbers for one.
-    """
+    ISA). Of 8 bits the same, two numbers for one."""
     out = np.zeros((128, STEPS, 4, 2), np.uint16)
     for thread in range(128):
         warp, g, t = thread // 32, thread % 32 // 4, thread % 4
