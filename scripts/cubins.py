@@ -33,9 +33,9 @@ from evoattn.backends.machine_code import machine_code_hash
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
+from evoattn.model.shape_text import by_name_or_shape
 from evoattn.model.space import ConfigError, Value, config_id
 from tests.families import decisions
 

@@ -16,7 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from evoattn.model.named_problems import lookup
+from evoattn.model.shape_text import lookup
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DATA, PICTURE = DOCS / "results.json", DOCS / "results.svg"

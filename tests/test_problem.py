@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from evoattn.model.dtype import QUERY_DTYPES
 from evoattn.model.mask import MASKS
-from evoattn.model.named_problems import lookup, named_problems
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
-from evoattn.model.shape_text import parse_shape
+from evoattn.model.shape_text import lookup, named_problems, parse_shape
 
 sizes = st.integers(1, 40)
 

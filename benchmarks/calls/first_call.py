@@ -74,7 +74,7 @@ def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> di
     import torch
 
     from evoattn.correctness.reference import make_inputs
-    from evoattn.model.named_problems import by_name_or_shape
+    from evoattn.model.shape_text import by_name_or_shape
 
     problem = by_name_or_shape(shape)
     tensors = make_inputs(problem, 1, "cpu" if no_device else "cuda")

@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import evoattn
 from evoattn.correctness.reference import make_inputs
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import by_name_or_shape
 from evoattn.ops import custom_op  # noqa: F401 - the latter defines the op that compiled code calls
 from evoattn.ops.arguments import mask_of
 from evoattn.ops.choice import Choice

@@ -22,9 +22,9 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model import gpu as gpus
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, GpuSpec
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
+from evoattn.model.shape_text import by_name_or_shape
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.request import choose_device
 from evoattn.storage import Storage

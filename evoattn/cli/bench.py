@@ -49,7 +49,7 @@ def bench(
         asked = peers.split(",")
         for name in asked:
             require_one_of("peer", name, PEER_NAMES)
-        from evoattn.model.named_problems import by_name_or_shape
+        from evoattn.model.shape_text import by_name_or_shape
 
         for text in problems:
             by_name_or_shape(text)

@@ -33,7 +33,7 @@ def _table(**columns: str) -> Table:
 def problems() -> None:
     """List the problems that have a name."""
     with errors():
-        from evoattn.model.named_problems import named_problems
+        from evoattn.model.shape_text import named_problems
         from evoattn.report.text import print_text
 
         table = _table(name="left", shape="fold")

@@ -49,7 +49,7 @@ def _gpus() -> Iterable[str]:
 
 
 def _problems() -> Iterable[str]:
-    from evoattn.model.named_problems import named_problems
+    from evoattn.model.shape_text import named_problems
 
     return named_problems()
 
@@ -219,13 +219,13 @@ def unusual(db: str | None) -> str | None:
 
 def chosen_problem(shape: str | None, problem: str | None) -> AttentionProblem | None:
     """The problem that --shape or --problem names, None without either. Raises `ProblemError`."""
-    from evoattn.model import named_problems, shape_text
+    from evoattn.model import shape_text
 
     if shape is not None and problem is not None:
         raise WrongUse("Give --problem or --shape, not both.")
     if shape is not None:
         return shape_text.parse_shape(shape)
-    return None if problem is None else named_problems.lookup(problem)
+    return None if problem is None else shape_text.lookup(problem)
 
 
 def chosen_gpu(name: str | None) -> GpuSpec | None:

@@ -54,13 +54,13 @@ def fit(
     The file says what it was made from and how it was judged."""
     with errors():
         from evoattn.cost import fitted
-        from evoattn.cost.training import experiments, measured
+        from evoattn.cost.training import experiments, rows
 
         if again and (files or family):
             raise WrongUse("Files or families are named, or the fit that ships is repeated with --again: not both.")
         if near and (again or family or not files):
             raise WrongUse("--near takes files that the fit has not seen, and no other way to fit.")
-        paths = files or measured.files()
+        paths = files or rows.files()
         path, cores = output or fitted.DATA, jobs or os.cpu_count() or 1
 
         def keep(found: fitted.Fitted) -> None:
@@ -85,7 +85,7 @@ def judge(files: Files = None, each: Each = 40, judged: Judged = None, jobs: Job
 
     Prints the tables of reports/cost_model.md, and writes no fit."""
     with errors():
-        from evoattn.cost.training import experiments, measured
+        from evoattn.cost.training import experiments, rows
 
         cores = jobs or os.cpu_count() or 1
-        experiments.fit_and_judge(files or measured.files(), typer.echo, None, each, judged, cores)
+        experiments.fit_and_judge(files or rows.files(), typer.echo, None, each, judged, cores)

@@ -132,7 +132,7 @@ def check(
     with errors():
         from evoattn.bench.contenders import read_configs
         from evoattn.model.gpu import detect_devices
-        from evoattn.model.named_problems import by_name_or_shape
+        from evoattn.model.shape_text import by_name_or_shape
         from evoattn.portfolio import campaign
         from evoattn.portfolio import select as room
         from evoattn.portfolio.workload import draw_all

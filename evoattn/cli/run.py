@@ -10,9 +10,8 @@ from evoattn import report
 from evoattn.cli.common import kept_in, unusual
 from evoattn.cli.display import Display
 from evoattn.correctness import sanitizer
-from evoattn.engine.errors import SearchError
 from evoattn.engine.progress import Progress
-from evoattn.engine.tools import Tools
+from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.imports import why_slow
 from evoattn.model.records import Study
 from evoattn.report.text import WIDEST, command, print_lines, print_text

@@ -8,8 +8,8 @@ from torch import Tensor
 from evoattn.correctness.interpreter_cases import SmallCase
 from evoattn.correctness.reference import Answer, Exact
 from evoattn.model.append import PAIRS, room_of, turned_columns
-from evoattn.model.lengths import parse_lengths
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.sequences import parse_lengths
 from evoattn.model.space import KernelConfig
 
 KINDS = ("plain", "no_place")

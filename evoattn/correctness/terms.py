@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evoattn.correctness import block_list
+from evoattn.correctness import sequences
 from evoattn.correctness.sequences import make_key_terms
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MaskKind
@@ -51,7 +51,7 @@ def make_terms(
     query, the last half of them from the second and every third one from the fourth, and takes 10,000 from every other
     score of the third. Nothing is hidden so from an expression, which may make infinity of it or NaN, and such a row
     has no answer. The columns of a bias past the last key are NaN, and so is what no query and key read of a table."""
-    made = make_key_terms(problem, generator, device, extreme) | block_list.make_block_terms(problem, device)
+    made = make_key_terms(problem, generator, device, extreme) | sequences.make_block_terms(problem, device)
     heads, positive = torch.arange(problem.heads, device=device), _divisors(problem)
     for table in problem.own_tables:
         if table.buffer in made:
@@ -176,6 +176,6 @@ def terms_of(
     }
     visible = None if problem.masking.kind is MaskKind.FULL else problem.band.sees(queries, keys)
     if problem.blocks:
-        visible = block_list.visible(problem, given, batch, heads, rows)
+        visible = sequences.visible(problem, given, batch, heads, rows)
     adds = bool(problem.alibi or problem.bias or problem.score)
     return Terms(problem.scoring, values, visible, adds)

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from evoattn.model.calibrated import FILE, calibration_folder
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu_table import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from evoattn.engine.candidates import Pending
 from evoattn.engine.device import Device
-from evoattn.engine.errors import SearchError
 from evoattn.engine.progress import Progress
 from evoattn.engine.referee import Referee
 from evoattn.engine.scale import Reference, Scale
-from evoattn.engine.tools import Tools
+from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Gauge
 from evoattn.evaluation.workers import BaseWorker, Outcome

@@ -13,18 +13,16 @@ from evoattn.engine.candidates import Pending
 from evoattn.engine.compilers import Compilers
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
-from evoattn.engine.errors import SearchError
 from evoattn.engine.finals import Final
 from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.loop import Loop
-from evoattn.engine.tools import Tools
+from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled, Survey, Surveyed
 from evoattn.evaluation.workers import BaseWorker, Outcome, check_all, wait_for_any
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
-from evoattn.fleet.base import Fleet
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import Fleet, LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import CompiledKernel, Evaluation, Proposal
 from evoattn.peers.labels import PEER_NAMES

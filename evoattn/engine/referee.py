@@ -8,8 +8,8 @@ from collections.abc import Callable
 from enum import Enum
 
 from evoattn.engine.device import Device
-from evoattn.engine.errors import SearchError
 from evoattn.engine.finals import Final, FinalFailed
+from evoattn.engine.tools import SearchError
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, Outcome, WorkerFailed
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import SCREEN

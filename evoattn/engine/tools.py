@@ -7,6 +7,7 @@ from evoattn.backends.compiler import compile_candidate
 from evoattn.evaluation.handlers import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
 from evoattn.families.render import Renderer, render
+from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel
@@ -30,3 +31,7 @@ class Tools:
     """A compile that takes longer is ended."""
     device_seconds: float = DEVICE_SECONDS
     """An evaluation on the device that takes longer is ended."""
+
+
+class SearchError(FailedRun):
+    """The search cannot go on: its message is one sentence."""

@@ -21,8 +21,7 @@ from evoattn.model.timeline import mark
 from evoattn.timing.protocol import CacheMode
 
 if TYPE_CHECKING:  # where nothing is timed torch is not imported
-    from evoattn.evaluation.device import DeviceEvaluator
-    from evoattn.evaluation.survey import Surveyor
+    from evoattn.evaluation.device import DeviceEvaluator, Surveyor
 
 COMPILE_SECONDS = 30.0
 """A compile with its cost estimate takes 0.1 to 2 s; one that takes this long hangs."""
@@ -112,7 +111,7 @@ class DeviceHandler(Handler):
             self.broken = evaluator.broken
 
     def _survey(self, task: Survey) -> Surveyed:
-        from evoattn.evaluation.survey import Surveyor
+        from evoattn.evaluation.device import Surveyor
 
         self._surveyor = self._surveyor or Surveyor()
         self.report(task.kernel.config.describe())

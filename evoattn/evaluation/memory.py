@@ -11,7 +11,7 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.operation import TensorSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import SCALES
-from evoattn.timing.clock import Call
+from evoattn.timing.timer import Call
 
 ALIGNMENT = 1024
 

@@ -8,19 +8,67 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess, SpawnProcess
-from threading import Event
+from threading import Event, Lock
 from typing import Any, NamedTuple
 
-from evoattn.evaluation import main_file
 from evoattn.evaluation.imports import import_for_device
 from evoattn.evaluation.process import die_with_parent, serve
 from evoattn.model.errors import FailedRun, WrongUse
+
+_lock = Lock()
+_without = 0
+
+
+@contextmanager
+def without_main_file() -> Iterator[None]:
+    """Worker processes that are started meanwhile do not import the program's main file: it needs no guard, may come
+    from standard input, and its imports cost them no time. They can be sent nothing that it defines."""
+    global _without
+    with _lock:
+        _without += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _without -= 1
+
+
+@contextmanager
+def as_asked() -> Iterator[None]:
+    """Around the start of a process: `multiprocessing` does not see the main file if it is to be left out."""
+    with _lock:
+        main = vars(sys.modules["__main__"])
+        names = ("__file__", "__spec__") if _without else ()
+        kept: dict[str, Any] = {name: main[name] for name in names if name in main}
+        if kept:
+            main.pop("__file__", None)
+            main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.update(kept)
+
+
+def require_startable() -> None:
+    """Raise `WrongUse` in a process of another library that can start none: `multiprocessing` allows that neither to a
+    daemonic one, as those of its `Pool`, nor to one that still imports the main file, and says so only after a study
+    has begun."""
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        raise WrongUse(
+            "A search was begun by a process that imports the script which started it: put the call under "
+            '`if __name__ == "__main__":`.'
+        )
+    if process.daemon:
+        raise WrongUse("A search starts processes, which multiprocessing forbids in a daemonic one, as a Pool's are.")
+
 
 PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
 
@@ -107,7 +155,7 @@ def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> ForkServerP
     """A process forked from the server, which is waited for. Raises `FailedRun` where that ended, and as `start`."""
     start()
     process = CONTEXT.Process(target=target, args=arguments, daemon=True)
-    with without_interrupts(), main_file.as_asked():
+    with without_interrupts(), as_asked():
         try:
             process.start()
         except (EOFError, ConnectionError):
@@ -123,7 +171,7 @@ def spawn(target: Callable[..., None], arguments: tuple[Any, ...]) -> SpawnProce
     """A process with none of the server's imports. Raises as `require_room` does."""
     require_room()
     process = BESIDE.Process(target=target, args=arguments, daemon=True)
-    with without_interrupts(), main_file.as_asked():
+    with without_interrupts(), as_asked():
         process.start()
     return process
 

@@ -21,11 +21,10 @@ from evoattn.families.merge_parts.family import MergeParts
 from evoattn.families.quantize.family import Quantize
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
-from evoattn.model.errors import WrongUse
+from evoattn.model.errors import WrongUse, unknown
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import SearchSpace, Value
-from evoattn.model.suggest import unknown
 
 
 class FamilyError(WrongUse):

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu_table import GpuSpec
 from evoattn.model.paths import data_folder
 
 FOLDER, FILE = "calibrations", "calibration.json"

@@ -8,8 +8,7 @@ the name of the played card is no row of the table. Clocks, SMs and memory stay 
 import os
 from dataclasses import replace
 
-from evoattn.model.gpu_spec import GpuSpec
-from evoattn.model.gpu_table import GPUS
+from evoattn.model.gpu_table import GPUS, GpuSpec
 
 VARIABLE = "EVOATTN_PLAY_CARD"
 STRANGER, PLAYS = "stranger", "-as-"

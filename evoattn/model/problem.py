@@ -17,7 +17,6 @@ from evoattn.model.dtype import DTYPES, QUERY_DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.forward import FORWARD, MAIN
 from evoattn.model.hashes import kept_hash, short_hash
-from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Band, Mask
 from evoattn.model.operation import OPERATIONS, Operation, TensorSpec
 from evoattn.model.scales import ANSWERED, ROUNDED, scale_shapes, scale_strides, why_no_scales
@@ -34,7 +33,7 @@ from evoattn.model.score import (
     parse_tables,
 )
 from evoattn.model.scoring import Scoring, scoring_of
-from evoattn.model.sequences import Sequences, parse_sequences, with_room
+from evoattn.model.sequences import Sequences, parse_lengths, parse_sequences, with_room
 from evoattn.model.variant import SMALL_PAGE, VARIANTS, fault_of, parse_window
 
 LAYOUTS = ("bhsd", "bshd")

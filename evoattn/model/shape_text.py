@@ -1,4 +1,4 @@
-"""A problem as people write its shape: on the command line, in Python and as evoattn prints it."""
+"""A problem as people write it: by its shape, or by a name (`search_spaces/problems.yaml`)."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from evoattn.model.dtype import DTYPES
+from evoattn.model.errors import meant
 from evoattn.model.mask import MASKS
 from evoattn.model.operation import OPERATIONS
 from evoattn.model.paths import SEARCH_SPACES
@@ -154,3 +155,29 @@ def _value(name: str, key: str, text: str) -> int | float | str | bool:
     if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
         raise ProblemError(f"{key} must be a whole number from 1 to {10**MOST_DIGITS - 1}, not {text!r}.")
     return int(text)
+
+
+@cache
+def named_problems() -> dict[str, AttentionProblem]:
+    """All of them, in the file's order. Raises `ProblemError` if the file is broken."""
+    try:
+        return {name: complete(fields, name) for name, fields in named_shapes().items()}
+    except TypeError as error:  # a field that no problem has
+        raise ProblemError(f"A problem of search_spaces/problems.yaml cannot be: {error}.") from None
+
+
+def lookup(name: str) -> AttentionProblem:
+    """The problem called `name`. Raises `ProblemError` on an unknown one."""
+    problems = named_problems()
+    if name not in problems:
+        if "=" in name:
+            raise ProblemError(f"{name!r} is a shape, not the name of a problem: --shape takes it.")
+        raise ProblemError(f"Unknown problem {name!r}; `evoattn problems` lists all.{meant(name, problems)}")
+    return problems[name]
+
+
+def by_name_or_shape(text: str) -> AttentionProblem:
+    """The named problem, or that of a shape, which has an equals sign.
+
+    Raises `ProblemError` as `lookup` and `parse_shape` do."""
+    return parse_shape(text) if "=" in text else lookup(text)

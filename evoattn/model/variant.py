@@ -10,11 +10,10 @@ import re
 from typing import Any
 
 from evoattn.model.block_list import fault_of_blocks
-from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
 from evoattn.model.scales import why_not_rounded
 from evoattn.model.score import parse_predicate, parse_score, parse_tables
-from evoattn.model.sequences import parse_sequences
+from evoattn.model.sequences import parse_lengths, parse_sequences
 from evoattn.model.turned import why_not_turned
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "score")

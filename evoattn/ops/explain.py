@@ -295,7 +295,7 @@ def load(
 
     Raises `WrongUse` (an unknown study or trial, a wrong shape) or `StorageError`."""
     from evoattn.model.gpu import lookup
-    from evoattn.model.named_problems import by_name_or_shape
+    from evoattn.model.shape_text import by_name_or_shape
     from evoattn.storage import Storage
     from evoattn.storage.chosen import chosen_trial
 

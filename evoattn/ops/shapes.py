@@ -18,8 +18,8 @@ from torch import Tensor
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.errors import WrongUse
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import by_name_or_shape
 from evoattn.model.whole_file import write_file
 from evoattn.ops.arguments import WATCHED, has_autocast, is_ordinary
 from evoattn.ops.call import NOT_STRIDED, Answer, Call, StridedProblem, out_like

@@ -11,7 +11,7 @@ from typing import Protocol as Structure
 
 from evoattn.engine.budget import parse_budget
 from evoattn.engine.groups import Group, Kernel
-from evoattn.evaluation.main_file import require_startable, without_main_file
+from evoattn.evaluation.server import require_startable, without_main_file
 from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices

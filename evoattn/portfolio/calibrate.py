@@ -29,7 +29,7 @@ from evoattn.engine.tools import Tools
 from evoattn.evaluation.process import die_with_parent
 from evoattn.families import registry
 from evoattn.families.registry import load_space
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.calibrated import calibration_folder
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import GpuSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 from evoattn.engine.group_search import GroupSearch
 from evoattn.engine.groups import Group
 from evoattn.engine.tools import Tools
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.portfolio import campaign
 from evoattn.portfolio.proposals import ClimbingBreeder

@@ -24,12 +24,12 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.engine.tools import Tools
 from evoattn.families import registry
 from evoattn.families.registry import load_space
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.records import Timing
 from evoattn.model.space import ConfigError, KernelConfig, Value
-from evoattn.model.timing import Timing
 from evoattn.peers.labels import FLASH_ATTENTION
 from evoattn.portfolio import campaign
 from evoattn.portfolio.campaign import bits_of, families_of, group_of

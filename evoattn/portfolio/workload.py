@@ -12,7 +12,7 @@
   rows, as `attention_fp8` quantises it.
 - `packed`, `cached`, `paged`, `mixed`, `latent`, `latent_paged`, `biased`: packed sequences, keys in use, pages, packed
   queries over pages, latent heads, slopes and biases, as models and serving engines have them. How long sequences are
-  is drawn, and recorded in the problem (`evoattn.model.lengths`): a kernel sees that on the device alone.
+  is drawn, and recorded in the problem (`evoattn.model.sequences`): a kernel sees that on the device alone.
 
 What ships is made from seeds below 100 (`BUILD_SEEDS`); whoever judges it draws from others."""
 

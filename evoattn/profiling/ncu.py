@@ -18,7 +18,7 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.errors import FailedRun
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.profile import KernelCounters
+from evoattn.model.records import KernelCounters
 from evoattn.timing.protocol import CacheMode
 
 SECTIONS = (

@@ -1,7 +1,6 @@
 """Hardware counters as a table: the trial's kernels beside those of a peer."""
 
-from evoattn.model.profile import KernelCounters, Profile
-from evoattn.model.records import Study, Trial
+from evoattn.model.records import KernelCounters, Profile, Study, Trial
 from evoattn.peers.labels import peer_label
 from evoattn.profiling.ncu import COUNTERS, STALLED
 from evoattn.report.data import CountersTable

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from evoattn.model.errors import WrongUse
-from evoattn.model.suggest import unknown
+from evoattn.model.errors import WrongUse, unknown
 from evoattn.samplers.base import Sampler, SamplerSetup
 
 MakeSampler = Callable[[SamplerSetup], Sampler]

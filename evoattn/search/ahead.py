@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evoattn.engine.errors import SearchError
+from evoattn.engine.tools import SearchError
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.workers import BaseWorker, Worker
 from evoattn.model.records import Proposal, Trial

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import Tools
-from evoattn.evaluation.main_file import require_startable, without_main_file
+from evoattn.evaluation.server import require_startable, without_main_file
 from evoattn.model.errors import FailedRun, WrongUse, in_python
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.paths import database_text
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
+from evoattn.model.shape_text import by_name_or_shape
 from evoattn.model.space import KernelConfig
 from evoattn.search.early_start import EarlyStart, begun
 from evoattn.search.kept import keep_leader

@@ -20,11 +20,11 @@ from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
+from evoattn.model.errors import meant
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, TrialState
 from evoattn.model.space import ConfigError, KernelConfig, parse_choices, spelling
-from evoattn.model.suggest import meant
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.starting import starting_configs
 

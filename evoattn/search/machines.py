@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from evoattn.fleet.base import Fleet
-from evoattn.fleet.local import LocalFleet, visible_as
+from evoattn.fleet.base import Fleet, LocalFleet, visible_as
 from evoattn.model.gpu import DetectedDevice, detect_devices
 from evoattn.search.request import SearchPlan, SearchWords, require_alike
 

@@ -7,8 +7,7 @@ from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.profile import Profile
-from evoattn.model.records import Study, Trial, TrialState
+from evoattn.model.records import Profile, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.profiling.ncu import Counted, ProfileError, count, parse
 from evoattn.report.winner import fastest_peer

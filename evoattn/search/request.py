@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evoattn.engine.budget import Budget, parse_budget
 from evoattn.families import registry
 from evoattn.model import gpu as gpus
-from evoattn.model import named_problems as problems
+from evoattn.model import shape_text as problems
 from evoattn.model.errors import require_printable, require_text, require_whole
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.paths import default_database

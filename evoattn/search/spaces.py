@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evoattn.families import registry
+from evoattn.model.errors import meant
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, SearchSpace, parse_choices
-from evoattn.model.suggest import meant
 from evoattn.search.starting import begin
 
 

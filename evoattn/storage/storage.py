@@ -4,8 +4,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from evoattn.model.profile import KernelCounters, Profile
-from evoattn.model.records import Study, Timing
+from evoattn.model.records import KernelCounters, Profile, Study, Timing
 from evoattn.storage.course import Courses
 from evoattn.storage.database import Database, now
 from evoattn.storage.rows import Row, checked, each, plain_text, timing_from_row

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Select, exists, select
 
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.gpu_spec import GPU_ROW
+from evoattn.model.gpu_table import GPU_ROW
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import SM_COUNT, Study
 from evoattn.storage import lock

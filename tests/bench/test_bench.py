@@ -9,8 +9,7 @@ from rich.console import Console
 from evoattn.bench.row import Row, Time
 from evoattn.bench.table import render_rows, rows_json
 from evoattn.families.registry import FAMILIES, load_space
-from evoattn.model.records import TrialState
-from evoattn.model.timing import Timing
+from evoattn.model.records import Timing, TrialState
 from evoattn.search.starting import starting_configs
 from tests.bench.bench_fakes import (
     CONFIGS,

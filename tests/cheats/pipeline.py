@@ -13,7 +13,7 @@ from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate
 from evoattn.families.base import Family
 from evoattn.families.registry import load_space, lookup
 from evoattn.families.render import render
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState

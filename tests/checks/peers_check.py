@@ -16,8 +16,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from evoattn.model.named_problems import by_name_or_shape, named_problems
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import by_name_or_shape, named_problems
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.portfolio.workload import PLAIN, draw_all
 

@@ -23,7 +23,7 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model import gpu as gpus
-from evoattn.model import named_problems as problems
+from evoattn.model import shape_text as problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, KernelConfig
 from evoattn.search.starting import starting_configs

@@ -6,7 +6,7 @@ import pytest
 
 from evoattn.families import registry
 from evoattn.families.registry import load_space
-from evoattn.model import named_problems as problems
+from evoattn.model import shape_text as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import ConfigError
 from evoattn.search.starting import starting_configs

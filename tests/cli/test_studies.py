@@ -5,9 +5,8 @@ import pytest
 from evoattn.cli.run import resume_command
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
-from evoattn.model.named_problems import lookup
 from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.shape_text import parse_shape
+from evoattn.model.shape_text import lookup, parse_shape
 from evoattn.report.text import command
 from evoattn.search.request import SearchWords
 from evoattn.search.starting import starting_configs

@@ -16,9 +16,8 @@ from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.families.residency import why_no_memory
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.shape_text import parse_shape
+from evoattn.model.shape_text import lookup, parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 

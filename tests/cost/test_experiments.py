@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from evoattn.cost.fitted import Fitted, load
-from evoattn.cost.training import experiments, measured
+from evoattn.cost.training import experiments
 from evoattn.cost.training import fit as fits
+from evoattn.cost.training import rows as measured
 from evoattn.cost.training.experiments import Data, folds
 from evoattn.cost.training.rows import Row
 from evoattn.cost.training.table import make_table

@@ -12,8 +12,7 @@ from evoattn.cost.fitted import load
 from evoattn.cost.training import fit as fits
 from evoattn.cost.training.fit import TREES, fit_trees
 from evoattn.cost.training.judge import LEAST, for_all_cards, judge, problem_keys
-from evoattn.cost.training.measured import files, is_landscape, read
-from evoattn.cost.training.rows import Row, thinned
+from evoattn.cost.training.rows import Row, files, is_landscape, read, thinned
 from evoattn.cost.training.table import make_table
 from evoattn.families import registry
 from evoattn.families.registry import load_space

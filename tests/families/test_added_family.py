@@ -25,7 +25,7 @@ from evoattn.families.genes import Genes, gene
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.families.work import LaunchWork, Step, row_steps
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL, Mask

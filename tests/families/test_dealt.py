@@ -2,8 +2,7 @@
 
 import pytest
 
-from evoattn.families.dealt import DealtTiles
-from evoattn.families.row_blocks import row_blocks
+from evoattn.families.dealt import DealtTiles, row_blocks
 from evoattn.model.sequences import starts
 from evoattn.model.shape_text import parse_shape
 

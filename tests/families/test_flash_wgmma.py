@@ -14,7 +14,7 @@ from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, begins_ahead
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
-from evoattn.model import named_problems as problems
+from evoattn.model import shape_text as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
 from evoattn.model.problem import AttentionProblem

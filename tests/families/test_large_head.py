@@ -8,8 +8,8 @@ from evoattn.correctness.validate import check
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import lookup
 from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
 from tests.families.on_interpreter import built

@@ -1,7 +1,7 @@
 """What refuses configs of latent_wgmma; `test_tables.py` runs it."""
 
 from evoattn.families.registry import FAMILIES, load_space
-from evoattn.model.named_problems import lookup
+from evoattn.model.shape_text import lookup
 from tests.families.latent import H100, NARROW
 
 FAMILY = FAMILIES["latent_wgmma"]

@@ -7,8 +7,8 @@ from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.split_kv.resources import SplitKvGenes, split_of
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import named_problems
 from evoattn.search.starting import starting_configs
 from tests.families.made import configs
 from tests.families.on_interpreter import built

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
+from evoattn.families.dealt import row_blocks
 from evoattn.families.given import passed
 from evoattn.families.registry import FAMILIES, load_space, lookup
-from evoattn.families.row_blocks import row_blocks
 from evoattn.families.variants import variant_given
 from evoattn.families.work import row_steps
 from evoattn.model.gpu import GPUS

@@ -11,7 +11,7 @@ import pytest
 
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.workers import START_TRIES, WorkerFailed
-from evoattn.fleet import local, ray_fleet, ray_node, ray_worker
+from evoattn.fleet import base, ray_fleet, ray_node, ray_worker
 from evoattn.fleet.facts import NodeDiffers, facts_here
 from evoattn.fleet.ray_fleet import FREE_SECONDS, RayFleet
 from evoattn.fleet.ray_node import packed
@@ -53,17 +53,17 @@ def compiler(cluster):
 
 @pytest.mark.parametrize("visible", [None, ("5", "7")])
 def test_each_gpu_of_a_machine_has_its_process_and_the_first_a_referee(monkeypatch, visible):
-    monkeypatch.setattr(local, "Worker", lambda make, args, **words: (make.func, *make.args, args, words))
-    monkeypatch.setattr(local, "processes", lambda *words: [words])
-    fleet, seen = local.LocalFleet(3, ("2", "4"), visible), visible or ("2", "4")
+    monkeypatch.setattr(base, "Worker", lambda make, args, **words: (make.func, *make.args, args, words))
+    monkeypatch.setattr(base, "processes", lambda *words: [words])
+    fleet, seen = base.LocalFleet(3, ("2", "4"), visible), visible or ("2", "4")
     assert (fleet.jobs, fleet.boards) == (3, ("2", "4"))
-    workers = [(local.on_board, index, Doubles, (1,), {}) for index in seen]
+    workers = [(base.on_board, index, Doubles, (1,), {}) for index in seen]
     assert fleet.devices(Doubles, (1,)) == workers and fleet.referee(Doubles, (1,)) == workers[0]
     assert fleet.compilers(Doubles, (1,)) == [(3, Doubles, (1,), False)]
     assert fleet.compilers(Doubles, (1,), beside=True) == [(3, Doubles, (1,), True)]
-    with mock.patch.dict(local.os.environ, {local.VISIBLE: "9"}):
+    with mock.patch.dict(base.os.environ, {base.VISIBLE: "9"}):
         for index, there in (("", "9"), ("5", "5")):
-            assert local.on_board(index, Doubles, 4).factor == 4 and local.os.environ[local.VISIBLE] == there
+            assert base.on_board(index, Doubles, 4).factor == 4 and base.os.environ[base.VISIBLE] == there
 
 
 @pytest.mark.parametrize("error", [ConnectionError, OSError, RuntimeError, ValueError])
@@ -86,8 +86,8 @@ def test_a_cluster_is_asked_for_in_one_way(cluster):
     first, second = cluster.asked("init")
     usual = {"log_to_driver": False, "logging_level": 40, "namespace": "evoattn"}
     assert first == {"address": "ray://there", **usual}
-    local = {"include_dashboard": False, "object_store_memory": ray_fleet.STORE_BYTES, "num_cpus": 3}
-    assert second == {"address": "local", **local, **usual}
+    base = {"include_dashboard": False, "object_store_memory": ray_fleet.STORE_BYTES, "num_cpus": 3}
+    assert second == {"address": "local", **base, **usual}
     cluster.refuses = ConnectionError("nobody\n  there")
     with pytest.raises(FailedRun, match=r"The Ray cluster 'x' does not answer: nobody there$"):
         RayFleet("x")

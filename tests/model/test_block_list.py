@@ -4,8 +4,8 @@ shows."""
 import pytest
 import torch
 
-from evoattn.correctness.block_list import NO_BLOCK, make_block_terms, visible
 from evoattn.correctness.reference import exact_attention, exact_lse, make_inputs
+from evoattn.correctness.sequences import NO_BLOCK, make_block_terms, visible
 from evoattn.model.block_list import BlockRow, blocks_of_rows, draw
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape

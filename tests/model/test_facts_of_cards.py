@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from evoattn.model import dtype, gpu, space, suggest, variant
+from evoattn.model import dtype, errors, gpu, space, variant
 from evoattn.model.calibrated import calibration_name
 from evoattn.model.played import is_played, target
-from evoattn.model.records import CheckResult, CompileInfo, Evaluation, TrialState, ValidationReport
-from evoattn.model.timing import Timing
+from evoattn.model.records import CheckResult, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
 from tests.samplers.made_up_families import SPACES
 from tests.support.facts import answer, changed, told
 
@@ -63,7 +62,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     info = CompileInfo(128, 8, 16, 24, 1024)
     yield "resources", told(info)
     yield "evaluations", [told(Evaluation(state, "", info, report, tuple(TIMINGS), 2.0)) for state in TrialState]
-    yield "words", [[suggest.meant(*words), suggest.unknown("card", *words, "See there.")] for words in WORDS]
+    yield "words", [[errors.meant(*words), errors.unknown("card", *words, "See there.")] for words in WORDS]
     yield "dtypes", [[name, told(one)] for name, one in dtype.DTYPES.items()]
     yield "windows", [answer(variant.parse_window, text) for text in ("3:0", "0:0", "12:x", "3", "-1:2")]
     yield "ids", [space.config_id("a", {"X": 1, "Y": True}), space.config_id("a", {"X": 1, "Y": 1})]

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from evoattn.model import block_list
-from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import Band
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import ProblemError
-from evoattn.model.sequences import parse_sequences, rounded_up, starts, with_room
-from evoattn.model.shape_text import named_shapes, parse_shape
+from evoattn.model.sequences import parse_lengths, parse_sequences, rounded_up, starts, with_room
+from evoattn.model.shape_text import by_name_or_shape, named_shapes, parse_shape
 from tests.support.facts import answer, changed, told
 
 SHAPES = [

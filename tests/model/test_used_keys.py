@@ -7,8 +7,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from evoattn.correctness import reference, sequences
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.lengths import Lengths, parse_lengths
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.sequences import Lengths, parse_lengths
 
 PLAIN = AttentionProblem(5, 4, 2, 3, 70, 16)
 

@@ -95,7 +95,7 @@ ROOMS = {
     "backward": Room(
         (
             "evoattn/ops/gradients.py",
-            *("evoattn/*/backward.py", "evoattn/correctness/backward_cases.py", "evoattn/correctness/gradients.py"),
+            *("evoattn/*/backward.py", "evoattn/correctness/gradients.py"),
             "evoattn/families/backward_*/*.py",
         ),
         (
@@ -111,7 +111,7 @@ ROOMS = {
     ),
     "serving": Room(
         (
-            *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py", "evoattn/model/lengths.py"),
+            *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py"),
             *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
             "evoattn/families/row_kernels.py",
             *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),

@@ -17,7 +17,7 @@ from evoattn.backends.base import LaunchError
 from evoattn.backends.cubins import Cubin
 from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
-from evoattn.families.packed_mask import KERNEL as PACK
+from evoattn.families.mask_blocks import KERNEL as PACK
 from evoattn.families.registry import load_space
 from evoattn.families.variants import COMPILED, variant_given
 from evoattn.model.gpu import GPUS, GpuSpec

@@ -6,8 +6,8 @@ import pytest
 
 from evoattn.engine.groups import Kernel
 from evoattn.model.gpu import lookup
-from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.records import Timing
+from evoattn.model.shape_text import lookup as lookup_problem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import campaign

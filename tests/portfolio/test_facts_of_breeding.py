@@ -10,9 +10,8 @@ from unittest import mock
 import pytest
 
 from evoattn.cost.correction import NONE
-from evoattn.engine.alike import distance, features
 from evoattn.engine.breeding import Breeder
-from evoattn.engine.groups import Group, Kernel
+from evoattn.engine.groups import Group, Kernel, distance, features
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem

@@ -16,7 +16,7 @@ from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.tasks import Compiled, OnProblem, Surveyed
 from evoattn.evaluation.workers import Outcome, WorkerFailed
 from evoattn.families.registry import load_space
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape

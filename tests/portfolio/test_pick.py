@@ -8,9 +8,8 @@ from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.shape_text import parse_shape
+from evoattn.model.shape_text import lookup, parse_shape
 from evoattn.portfolio.climb import ClimbCache, Climbed
 from evoattn.portfolio.pick import canonical, lasting_pick, list_for, next_picks, pick, portfolio_kernels
 from evoattn.portfolio.workload import DRAWS, draw

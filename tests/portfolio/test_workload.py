@@ -5,12 +5,11 @@ import math
 
 import pytest
 
-from evoattn.engine.alike import distance, features
+from evoattn.engine.groups import distance, features
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.shape_text import parse_shape
+from evoattn.model.shape_text import named_problems, parse_shape
 from evoattn.model.variant import parse_window
 from evoattn.portfolio.workload import BUILD_SEEDS, DRAWS, KINDS, SCORES, WIDE, draw
 

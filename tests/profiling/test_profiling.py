@@ -16,8 +16,7 @@ from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.profile import KernelCounters, Profile
-from evoattn.model.records import CompileInfo, Evaluation, TrialState
+from evoattn.model.records import CompileInfo, Evaluation, KernelCounters, Profile, TrialState
 from evoattn.profiling.ncu import FORBIDDEN, NOT_INSTALLED, Counted, ProfileError, count, parse
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.show import print_trial

@@ -11,10 +11,19 @@ from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import config_id
 from evoattn.samplers.base import SamplerSetup, objective
 from evoattn.samplers.genetic import GeneticSampler
-from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, MOST_TRIALS, THOUGHTS, TOGETHER, GuidedSampler
-from evoattn.samplers.learners import regression
+from evoattn.samplers.guided import (
+    FAMILY_NEAR,
+    LEAST_EACH,
+    MOST_EACH,
+    MOST_TRIALS,
+    THOUGHTS,
+    TOGETHER,
+    GuidedSampler,
+    Thought,
+    first_of_each_value,
+    regression,
+)
 from evoattn.samplers.pool import ConfigPool
-from evoattn.samplers.thoughts import Thought, first_of_each_value
 from evoattn.samplers.tpe import History, TpeSampler
 from tests.samplers.made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
 

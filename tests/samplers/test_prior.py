@@ -8,14 +8,13 @@ import pytest
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.families.registry import load_space
-from evoattn.model import named_problems as problems
+from evoattn.model import shape_text as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING, SamplerSetup
-from evoattn.samplers.for_problem import sampler_of
+from evoattn.samplers.for_problem import WORST, cost_prior, sampler_of
 from evoattn.samplers.guided import GuidedSampler
 from evoattn.samplers.pool import ConfigPool
-from evoattn.samplers.prior import WORST, cost_prior
 
 H100, PROBLEM = GPUS["h100"], problems.lookup("seed_h100")
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from evoattn.engine.tools import Tools
 from evoattn.families.registry import FAMILIES, load_space
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel

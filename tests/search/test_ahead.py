@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 
 from evoattn.engine.budget import Budget
-from evoattn.engine.errors import SearchError
+from evoattn.engine.tools import SearchError
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import Outcome, wait_for_any
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler

@@ -14,7 +14,7 @@ from evoattn.engine.candidates import Pending
 from evoattn.engine.progress import Progress
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.base import LocalFleet
 from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig

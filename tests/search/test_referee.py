@@ -4,11 +4,10 @@ import pytest
 
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
-from evoattn.engine.errors import SearchError
 from evoattn.engine.finals import Final
 from evoattn.engine.progress import Progress
 from evoattn.engine.referee import BEGINS_AFTER, Referee
-from evoattn.engine.tools import Tools
+from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
 from evoattn.model.gpu import GPUS

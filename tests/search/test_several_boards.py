@@ -7,12 +7,12 @@ import pytest
 
 from evoattn.engine.budget import Budget
 from evoattn.engine.devices import Devices
-from evoattn.engine.errors import SearchError
 from evoattn.engine.progress import Progress
 from evoattn.engine.scale import EVERY, LATEST, Reference, Scale
+from evoattn.engine.tools import SearchError
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
-from evoattn.fleet.local import visible_as
+from evoattn.fleet.base import visible_as
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState

@@ -16,8 +16,7 @@ from sqlalchemy import text
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
-from evoattn.model.profile import KernelCounters, Profile
-from evoattn.model.records import Timing, TrialState
+from evoattn.model.records import KernelCounters, Profile, Timing, TrialState
 from evoattn.storage import Storage, copying, course, database, storage, studies, trials, versions
 from evoattn.storage.chosen import best_trial, chosen_trial, is_alike
 from evoattn.storage.course import Courses

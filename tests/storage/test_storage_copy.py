@@ -8,8 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 from evoattn.cli.main import app
-from evoattn.model.profile import KernelCounters, Profile
-from evoattn.model.records import Timing, TrialState
+from evoattn.model.records import KernelCounters, Profile, Timing, TrialState
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.copying import copy_database, count_rows
 from tests.storage.storage_records import make_study, record, timing

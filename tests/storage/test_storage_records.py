@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from evoattn.model import gpu
-from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Study, Timing, TrialState, ValidationReport
+from evoattn.model.shape_text import named_problems
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError, UnknownRecord
 from evoattn.storage.chosen import chosen_trial

@@ -2,8 +2,8 @@
 
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import named_problems
 
 
 def own_problems(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:

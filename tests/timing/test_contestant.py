@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from evoattn.model.timing import Timing
+from evoattn.model.records import Timing
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
+from evoattn.timing.contest import energy_per_call
 from evoattn.timing.contestant import (
     LAUNCH_SHARE,
     PROBE_MOST,
@@ -15,7 +16,6 @@ from evoattn.timing.contestant import (
     calls_for_all,
     calls_to_screen,
 )
-from evoattn.timing.energy import energy_per_call
 from evoattn.timing.protocol import FINAL, SCREEN, Protocol
 from evoattn.timing.ranking import against_leader
 from evoattn.timing.timer import Timer

@@ -15,7 +15,7 @@ import pytest
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
-from evoattn.timing import benchmark, clock, contestant, energy, protocol, ranking, timed_run, timer
+from evoattn.timing import benchmark, contest, contestant, protocol, ranking, timed_run, timer
 from evoattn.timing.clocks import THROTTLE_REASONS, Clocks
 from evoattn.timing.finalists import FinalResult
 from tests.support.facts import changed
@@ -99,18 +99,18 @@ def _contestant(us: float) -> list[Any]:
 
 def _first_call(us: float) -> list[Any]:
     """The estimate, the calls, and the mean of four more, of calls that take µs, then less and less."""
-    made, seen = object.__new__(clock.Clock), []
+    made, seen = object.__new__(timer.Clock), []
     end = SimpleNamespace(record=lambda: seen.append("end"), synchronize=lambda: seen.append("wait"))
     start = SimpleNamespace(record=lambda: seen.append("start"), elapsed_time=lambda end: us / 1e3 / len(seen))
     made._events = [start, end]
     first = made.first(lambda: seen.append("call"))
-    return [first, made.a_call(clock.Repeated(lambda: seen.append("work"), 4)), seen]
+    return [first, made.a_call(timer.Repeated(lambda: seen.append("work"), 4)), seen]
 
 
 def _energy(us: float, steps: Any, seconds: float) -> list[Any]:
     readings, times = itertools.chain(steps, itertools.repeat(steps[-1])), itertools.count(0.0, seconds)
     one, waits = Fake("one", us, 2), []
-    found = energy.energy_per_call(one, lambda: next(readings), lambda: waits.append(1), lambda: next(times))
+    found = contest.energy_per_call(one, lambda: next(readings), lambda: waits.append(1), lambda: next(times))
     return [found, one.replays, len(waits)]
 
 
@@ -169,7 +169,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "first calls", [_first_call(us) for us in (100.0, 2999.0, 3000.0, 3001.0, 5e4, 50_001.0, 1e6)]
     for first_us in (1.0, 2.0, 6.5, 40.0, 299.0, 300.0, 900.0, 1e4):
         made, called = FakeTimer(), []
-        repeated = clock.repeat(lambda called=called: called.append(1), first_us, made)
+        repeated = timer.repeat(lambda called=called: called.append(1), first_us, made)
         before = len(called)
         repeated.work()
         yield f"repeated {first_us}", [repeated.calls, before, len(called), repeated.kept is None]

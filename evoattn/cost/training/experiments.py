@@ -15,8 +15,7 @@ import numpy as np
 from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.training import fit as fits
 from evoattn.cost.training.judge import HEAD, Judgement, judged_sets
-from evoattn.cost.training.measured import name_of, named, read
-from evoattn.cost.training.rows import Row, alike, launched_as_today, thinned
+from evoattn.cost.training.rows import Row, alike, launched_as_today, name_of, named, read, thinned
 from evoattn.cost.training.table import Floats, Numbers, Table, make_table
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem

@@ -35,9 +35,9 @@ from evoattn.families.backward_mma.resources import (
 )
 from evoattn.families.base import softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
+from evoattn.families.dealt import batches, row_blocks
 from evoattn.families.given import Given, passed, printed
 from evoattn.families.residency import WARP, register_cap, why_no_memory, why_not_resident, why_same_code
-from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.backward import parse_grads

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from evoattn.families.backward import key_blocks, key_steps
 from evoattn.families.block_list import block_state_bytes
+from evoattn.families.dealt import batches, row_blocks
 from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import ELEMENT_BYTES
 from evoattn.families.work import (
     LaunchWork,

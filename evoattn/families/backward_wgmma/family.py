@@ -35,11 +35,11 @@ from evoattn.families.backward_wgmma.resources import (
 )
 from evoattn.families.base import softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
+from evoattn.families.dealt import batches, row_blocks
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.given import passed, printed
-from evoattn.families.packed_mask import pack_launches, pack_work
+from evoattn.families.mask_blocks import pack_launches, pack_work
 from evoattn.families.residency import why_no_memory, why_not_resident, why_same_code
-from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, bias_map, sliding_map, tile_map, why_not_sliding
 from evoattn.families.variants import variant_constants, variant_given
 from evoattn.families.work import LaunchWork

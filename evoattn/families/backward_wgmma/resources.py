@@ -9,10 +9,10 @@ from typing import Literal
 from evoattn.families import backward
 from evoattn.families.backward import key_steps, tile_steps
 from evoattn.families.block_list import block_state_bytes
+from evoattn.families.dealt import batches, row_blocks
 from evoattn.families.genes import Genes, gene
-from evoattn.families.packed_mask import packed_bytes
+from evoattn.families.mask_blocks import packed_bytes
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.families.work import LAST_PARTS, LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
 from evoattn.model.backward import parse_grads

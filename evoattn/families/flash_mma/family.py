@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
 from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
+from evoattn.families.dealt import batches, row_blocks
 from evoattn.families.flash_mma.resources import (
     FlashMmaGenes,
     block_warps,
@@ -15,9 +16,8 @@ from evoattn.families.flash_mma.resources import (
     smem_bytes,
 )
 from evoattn.families.given import Given, passed, printed, tensor
-from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
+from evoattn.families.mask_blocks import pack_launches, pack_work, packed_bytes
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
-from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import lse_given, scale_constants, scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec

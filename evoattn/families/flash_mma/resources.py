@@ -3,12 +3,12 @@
 import math
 from typing import Literal
 
+from evoattn.families.dealt import batches
 from evoattn.families.genes import Genes, gene
-from evoattn.families.merge_work import LAST_BLOCK_WAIT
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.row_blocks import batches
 from evoattn.families.work import (
     CONVERSION,
+    LAST_BLOCK_WAIT,
     LaunchWork,
     Step,
     bias_bytes,

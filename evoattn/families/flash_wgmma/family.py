@@ -40,7 +40,7 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_product
 from evoattn.families.given import passed, printed
-from evoattn.families.packed_mask import pack_launches, pack_work, packed_bytes
+from evoattn.families.mask_blocks import pack_launches, pack_work, packed_bytes
 from evoattn.families.tensor_tiles import (
     CHUNK_COLUMNS,
     ELEMENT_BYTES,

@@ -3,11 +3,10 @@
 import math
 from typing import Literal
 
-from evoattn.families.dealt import DealtTiles
+from evoattn.families.dealt import DealtTiles, batches, row_blocks
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, ROW_BYTES, group_slots
 from evoattn.families.work import (
     LaunchWork,

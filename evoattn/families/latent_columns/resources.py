@@ -2,10 +2,9 @@
 
 from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
-from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import ELEMENT_BYTES
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
+from evoattn.families.work import LaunchWork, Step, merge_work, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 

@@ -17,10 +17,9 @@ from evoattn.families.latent_wgmma.resources import (
     threads,
     value_columns,
 )
-from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
-from evoattn.families.work import LaunchWork
+from evoattn.families.work import MERGE_THREADS, LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch, TensorMap, scratch_args
 from evoattn.model.problem import AttentionProblem

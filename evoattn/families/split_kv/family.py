@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
 from evoattn.families.block_list import block_list_constants, list_given
 from evoattn.families.given import Given, number, passed, printed, tensor
-from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP, why_no_memory, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.families.split_kv.resources import (
     LEAST_STEPS,
@@ -34,7 +33,7 @@ from evoattn.families.split_kv.resources import (
 )
 from evoattn.families.tensor_tiles import tile_map
 from evoattn.families.variants import lse_given, scale_constants, scale_given, variant_constants, variant_given
-from evoattn.families.work import LaunchWork
+from evoattn.families.work import MERGE_THREADS, LaunchWork
 from evoattn.model.append import new_rows
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GpuSpec

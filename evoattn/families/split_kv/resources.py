@@ -5,9 +5,19 @@ from functools import lru_cache
 from typing import Literal
 
 from evoattn.families.genes import SINCE_HOPPER, Genes, gene
-from evoattn.families.merge_work import LAST_BLOCK_WAIT, merge_work
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.work import CONVERSION, LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
+from evoattn.families.work import (
+    CONVERSION,
+    LAST_BLOCK_WAIT,
+    LaunchWork,
+    Step,
+    bias_bytes,
+    merge_work,
+    tensor_bytes,
+    together,
+    up_to,
+    variant_step,
+)
 from evoattn.model.block_list import blocks_of_rows, parse_blocks
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
