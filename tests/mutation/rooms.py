@@ -112,7 +112,7 @@ ROOMS = {
     "serving": Room(
         (
             *("evoattn/*/append.py", "evoattn/*/merge.py", "evoattn/*/sequences.py"),
-            *("evoattn/families/append_kv/*.py", "evoattn/families/merge_*.py", "evoattn/families/merge_parts/*.py"),
+            *("evoattn/families/append_kv/*.py", "evoattn/families/work.py", "evoattn/families/merge_parts/*.py"),
             "evoattn/families/row_kernels.py",
             *(f"evoattn/integrations/{name}.py" for name in ("vllm", "sglang", "static_cache")),
             *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
