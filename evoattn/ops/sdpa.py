@@ -3,7 +3,8 @@
 While any thread or asyncio task has it on, the name in `torch.nn.functional` is a function of ours, which passes calls
 of others through. Code that bound torch's function to a name of its own before keeps torch's. Who chooses SDPA's
 backends after that, by `torch.nn.attention.sdpa_kernel` or its flags, gets them. Compiled code takes what was on, and
-whether backends were chosen, when it was compiled; it is compiled again where a thread's blocks have changed."""
+whether backends were chosen, when it was compiled; it is compiled again where a thread's blocks have changed. What has
+`torch.nn.MultiheadAttention` in it and was compiled before the first block keeps torch's until a reset."""
 
 import contextlib
 import threading
@@ -175,9 +176,26 @@ def _compiled_with_its_caller(ours: Callable[..., object]) -> None:
 _compiled_with_its_caller(scaled_dot_product_attention)
 
 
+def _seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function of `torch.nn.functional`, which a trace goes through; another library's as it is.
+
+    Torch's compilers take `multi_head_attention_forward` for one operator. So their guards do not see what is on, and
+    their cache on the disk returns code of another process, with the attention that it had there."""
+    if not isinstance(function, FunctionType) or function.__globals__ is not vars(torch.nn.functional):
+        return function
+    same = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    same.__module__, same.__kwdefaults__ = function.__module__, function.__kwdefaults__
+    same.__doc__, same.__annotations__ = function.__doc__, function.__annotations__
+    return same
+
+
+_torchs_heads = torch.nn.functional.multi_head_attention_forward
+_heads = _seen_through(_torchs_heads)
+
+
 def _hold(count: int) -> None:
     """Take or give up the name in `torch.nn.functional`. Where somebody else has replaced ours in the meantime, theirs
-    stays."""
+    stays. `multi_head_attention_forward` stays seen through, for guards of what is compiled later on."""
     global _users, _original
     with _lock:
         before, _users = _users, _users + count
@@ -187,6 +205,8 @@ def _hold(count: int) -> None:
             # TorchScript knows torch's own by its identity, and would compile ours, which it cannot.
             _register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
             torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+            if torch.nn.functional.multi_head_attention_forward is _torchs_heads:
+                torch.nn.functional.multi_head_attention_forward = _heads
         elif before and _users == 0 and here is scaled_dot_product_attention:
             torch.nn.functional.scaled_dot_product_attention = _original
 

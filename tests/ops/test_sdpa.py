@@ -224,6 +224,45 @@ def test_compiled_code_follows(device):
 
 
 @pytest.mark.slow
+def test_compiled_layers_of_torch_follow(device):
+    """Torch's compilers take the attention of its own layers for one operator, and keep its code on the disk by that:
+    where it is seen through, the graph says whose attention it is."""
+    layer = torch.nn.TransformerEncoderLayer(64, 1, 16, dropout=0.0, batch_first=True).half()
+    compiled = torch.compile(torch.nn.Sequential(layer), fullgraph=True, backend="aot_eager")
+    given = torch.randn(1, 8, 64).half()
+
+    def launches():
+        before = len(device.launches)
+        assert near(compiled(given), expected)
+        return len(device.launches) - before
+
+    with torch.no_grad():
+        expected = layer(given)
+        with sdpa():
+            launches()  # and the kernel's check
+            assert launches() == 1
+            with sdpa(on=False):
+                assert launches() == 0
+        assert launches() == 0
+        with sdpa():
+            assert launches() == 1
+
+
+@pytest.mark.parametrize("words", [{}, {"need_weights": False, "is_causal": True}, {"average_attn_weights": False}])
+def test_torchs_layers_say_the_same_when_they_are_seen_through(words):
+    heads = torch.nn.MultiheadAttention(64, 2, add_bias_kv=not words, batch_first=True)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(8)
+    q, k, v = (torch.randn(2, 8, 64) for _ in range(3))
+    call = lambda: heads(q, k, v, attn_mask=mask, **words)
+    expected = call()
+    with sdpa():
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(call(), expected, strict=True))
+        assert torch.jit.script(heads)(q, k, v)[0].shape == q.shape
+        compiled = torch.compile(heads, fullgraph=True, backend="eager")
+        assert torch.allclose(compiled(q, k, v, attn_mask=mask, **words)[0], expected[0], atol=1e-6)
+
+
+@pytest.mark.slow
 def test_what_torch_does_not_trace_has_no_graph_of_ours_alone(device):
     """`layer.compile()` leaves the layers of `torch.nn` as they are, and a graph of one call costs more than the call:
     so does this, also after a reset. A trace of the caller goes through ours."""
