@@ -28,7 +28,7 @@ from evoattn.model.shape_text import by_name_or_shape
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.request import choose_device
 from evoattn.storage import Storage
-from evoattn.timing.finalists import Finalists, FinalResult
+from evoattn.timing.protocol import Finalists, FinalResult
 
 Configs = list[tuple[str, dict[str, Any]]]
 """(family, parameters) of each."""

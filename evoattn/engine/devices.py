@@ -17,8 +17,7 @@ from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Trial, TrialState
-from evoattn.timing.finalists import FinalResult
-from evoattn.timing.protocol import CacheMode
+from evoattn.timing.protocol import CacheMode, FinalResult
 
 REFEREE_BYTES = 1 << 30
 """Inputs and output of a problem of which a board holds several copies for two workers: each has six or so."""

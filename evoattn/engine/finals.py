@@ -10,8 +10,7 @@ from evoattn.model.errors import FailedRun
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
 from evoattn.peers.labels import PEER_NAMES
-from evoattn.timing.finalists import Finalists, FinalResult
-from evoattn.timing.protocol import FINAL, Protocol
+from evoattn.timing.protocol import FINAL, Finalists, FinalResult, Protocol
 
 TRIES = 3
 """Tries per final: a GPU worker that died in a final, where no new candidate runs, may have been killed from

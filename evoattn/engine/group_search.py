@@ -26,8 +26,7 @@ from evoattn.fleet.base import Fleet, LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import CompiledKernel, Evaluation, Proposal
 from evoattn.peers.labels import PEER_NAMES
-from evoattn.timing.finalists import FinalResult
-from evoattn.timing.protocol import ORDER, Protocol
+from evoattn.timing.protocol import ORDER, FinalResult, Protocol
 
 FINAL_SECONDS = 120.0
 """A try at a final that takes longer is ended."""

@@ -17,7 +17,7 @@ from evoattn.evaluation.workers import BaseWorker, Listener, Outcome, check_all,
 from evoattn.fleet.base import Fleet
 from evoattn.model.records import Evaluation
 from evoattn.model.timeline import mark
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 EARLY = 10
 """Candidates that are compiled before a GPU worker is up: enough for the first leaderboard. More would take the cores

@@ -11,8 +11,7 @@ from evoattn.engine.device import Device
 from evoattn.engine.finals import Final, FinalFailed
 from evoattn.engine.tools import SearchError
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, Outcome, WorkerFailed
-from evoattn.timing.finalists import FinalResult
-from evoattn.timing.protocol import SCREEN
+from evoattn.timing.protocol import SCREEN, FinalResult
 
 PEERS_FACTOR = 3
 """The first measurement of the peers may take this many times as long as one candidate."""

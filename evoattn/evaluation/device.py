@@ -25,7 +25,6 @@ from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest
 from evoattn.timing.contestant import Contestant, calls_to_screen
-from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import (
     HOPELESS,
     HOPELESS_US,
@@ -35,6 +34,7 @@ from evoattn.timing.protocol import (
     REPEAT_WITHIN,
     SCREEN,
     CacheMode,
+    FinalResult,
     Protocol,
 )
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible

@@ -13,8 +13,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Timing
 from evoattn.model.space import KernelConfig
-from evoattn.timing.finalists import Finalists, FinalResult
-from evoattn.timing.protocol import Protocol
+from evoattn.timing.protocol import Finalists, FinalResult, Protocol
 
 
 @dataclass(frozen=True)

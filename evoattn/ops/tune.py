@@ -23,8 +23,7 @@ from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
 from evoattn.peers.labels import SDPA
 from evoattn.portfolio.pick import Pick, portfolio_kernels
 from evoattn.portfolio.wins import CLEARLY, Win
-from evoattn.timing.finalists import FinalResult
-from evoattn.timing.protocol import COMPARISON, Protocol
+from evoattn.timing.protocol import COMPARISON, FinalResult, Protocol
 
 FINALISTS = 3
 FINAL_SHARE, MOST_FINAL_SHARE = 0.2, 0.5

@@ -12,8 +12,7 @@ from evoattn.ptx.errors import ImpossibleLaunch
 from evoattn.ptx.machine.launch import Execution, Machine, Shape
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.tensor_map import TiledMap
-from evoattn.ptx.program.arrays import Octets
-from evoattn.ptx.program.kernel import Program
+from evoattn.ptx.program.kernel import Octets, Program
 from evoattn.ptx.program.parser import parse_program
 from evoattn.ptx.races.grid_dependency import Touched
 from evoattn.ptx.state.context import DEFAULT_STEP_LIMIT, POISON, RunOptions

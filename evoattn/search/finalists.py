@@ -15,7 +15,7 @@ from evoattn.model.records import Study, Timing, Trial
 from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
-from evoattn.timing.finalists import Finalists
+from evoattn.timing.protocol import Finalists
 
 FINALISTS = 8
 SANITIZED_AT_ONCE = 4

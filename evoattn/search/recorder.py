@@ -21,7 +21,7 @@ from evoattn.samplers.base import Sampler
 from evoattn.search.finalists import config_of
 from evoattn.storage import Storage
 from evoattn.storage.trials import NewTrial
-from evoattn.timing.finalists import Finalists, FinalResult
+from evoattn.timing.protocol import Finalists, FinalResult
 from evoattn.timing.ranking import against_leader
 
 SWITCH_SECONDS = 5e-4

@@ -25,7 +25,7 @@ from evoattn.search import ahead, finalists
 from evoattn.search.recorder import Recorder
 from evoattn.search.request import DEFAULT_CACHE, SearchPlan
 from evoattn.storage import Storage
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 FINAL_SECONDS = 2 * RESERVE_MOST
 """A try at the final that takes longer is ended."""

@@ -1,9 +1,12 @@
-"""How long and how often a candidate is timed. Imports no torch: the search names a protocol, the GPU worker follows
-it."""
+"""How long and how often a candidate is timed; who takes part in a final, and what comes of it. Imports no torch: the
+search passes these between processes."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from evoattn.families.built import BuiltKernel
+from evoattn.model.records import Timing
 
 CacheMode = Literal["warm", "cold"]
 """`warm` keeps the inputs in L2 between calls, `cold` flushes it before each."""
@@ -48,3 +51,29 @@ PRUNE_BEYOND = 1.1
 HOPELESS, HOPELESS_US = 10.0, 300.0
 """One call of this many times the best so far, and of so many µs that its launch does not count, is a candidate's
 time: it has no chance, and may be very slow."""
+
+
+Finalists = dict[str, BuiltKernel]
+"""Our kernels in a final, by name; a search uses the trial's number."""
+
+
+class FinalResult(NamedTuple):
+    """The result of a final, or of one try at it."""
+
+    timings: dict[str, Timing]
+    """By finalist and peer. A finalist that failed has a timing without samples (`Timing.out`), one that was left far
+    behind unproved that of its probe, and the word `out`. `disqualified` in a timing's protocol is the sentence by
+    which a finalist proved wrong. A peer's protocol has its package and `version`."""
+    refusals: dict[str, str]
+    """By peer: why it has no timing."""
+    complete: bool = True
+    """False: the process is lost to those named here; the others need another try in a fresh one."""
+
+    @property
+    def right_us(self) -> dict[str, float]:
+        """Median µs of all who have a time and proved right, or were not asked to."""
+        return {
+            n: t.median_us
+            for n, t in self.timings.items()
+            if t.samples_us and not t.disqualified and "out" not in t.protocol
+        }

@@ -16,7 +16,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.peers.labels import PEER_NAMES
 from evoattn.search.starting import starting_configs
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]

@@ -10,8 +10,7 @@ from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import HoldFinal
 from evoattn.evaluation.workers import Outcome
 from evoattn.peers.table import Peer
-from evoattn.timing.finalists import FinalResult
-from evoattn.timing.protocol import Protocol
+from evoattn.timing.protocol import FinalResult, Protocol
 from tests.cheats.fake_kernels import FakeKernel, Launch, built, make_evaluator
 
 SHORT = Protocol("final", 3, 200.0, most_calls=4)

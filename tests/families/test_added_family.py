@@ -42,7 +42,7 @@ from evoattn.search.request import SearchPlan, SearchWords
 from evoattn.search.setup import PreparedSearch
 from evoattn.search.study import Search
 from evoattn.storage import Storage
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 from tests.added_mask import added
 from tests.ops.fake_device import FakeDevice as OpDevice
 from tests.ops.fake_device import fake_runtime, near, reference

@@ -36,7 +36,7 @@ from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timin
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
 from evoattn.storage import Storage
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 from tests.support.prepared import prepare_search
 
 KERNEL = CompiledKernel(b"", "", CompileInfo(registers=64))

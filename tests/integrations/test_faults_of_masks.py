@@ -10,8 +10,7 @@ from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops.runtime import current
 from tests.integrations.test_padded_batch import LEFT, RIGHT
 from tests.integrations.test_transformers import llama
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import FakeDevice, fake_runtime
+from tests.ops.fake_device import CacheDevice, FakeDevice, fake_runtime, split_kv_pick
 
 STEP = dict(batch_size=2, q_length=1, kv_length=64, q_offset=torch.tensor(20), dtype=torch.bfloat16)
 

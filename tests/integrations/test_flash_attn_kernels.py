@@ -10,8 +10,7 @@ from evoattn.integrations.flash_attn import version_2
 from evoattn.integrations.flash_attn.sequences import classes
 from evoattn.ops.runtime import current
 from tests.integrations.flash_attn_formula import Asked, drawn
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime
+from tests.ops.fake_device import CacheDevice, fake_runtime, split_kv_pick
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 

@@ -10,8 +10,7 @@ transformers = pytest.importorskip("transformers")
 from evoattn.integrations import model_code
 from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops.runtime import current
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime
+from tests.ops.fake_device import CacheDevice, fake_runtime, split_kv_pick
 
 SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99, max_position_embeddings=64)
 LLAMA = SIZES | dict(num_key_value_heads=2, head_dim=16, intermediate_size=32, pad_token_id=0)

@@ -9,8 +9,7 @@ from evoattn.integrations.padded_batch import MARK, padded_of
 from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TWO, bert, build, close, gemma3, llama, mistral, padding, t5
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import FakeDevice, fake_runtime
+from tests.ops.fake_device import CacheDevice, FakeDevice, fake_runtime, split_kv_pick
 
 LEFT, RIGHT, MIDDLE, BOTH = padding(*range(9)), padding(*range(30, 48)), padding(20, 21), padding(0, 47)
 

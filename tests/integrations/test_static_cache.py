@@ -16,8 +16,7 @@ from evoattn.integrations.static_cache import (
 from evoattn.integrations.transformers import NAME, register
 from evoattn.ops.runtime import current
 from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import BUILT, fake_runtime, wgmma_pick
+from tests.ops.fake_device import BUILT, CacheDevice, fake_runtime, split_kv_pick, wgmma_pick
 
 STEPS = (1, 1, 3, 1)
 """Tokens of each step after the prompt: three at once are a speculative step."""

@@ -16,8 +16,7 @@ from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import PROMISE, NoKernel
 from tests.integrations.flash_attn_formula import Asked
 from tests.integrations.serving_batch import DECODING, DIM, HEADS, KV_HEADS, MIXED, Batch, near
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime
+from tests.ops.fake_device import CacheDevice, fake_runtime, split_kv_pick
 
 
 @dataclass

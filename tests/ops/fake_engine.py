@@ -2,7 +2,7 @@
 
 from evoattn.engine.groups import Kernel
 from evoattn.model.records import Timing
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 from tests.ops.fake_device import WGMMA
 
 

@@ -13,8 +13,7 @@ from evoattn.integrations.flash_attn.options import Options
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.ops.beside import appended
 from evoattn.ops.runtime import current
-from tests.ops.fake_cache import CONFIG, CacheDevice
-from tests.ops.fake_device import TORCH, FakeDevice, Pick, fake_runtime, near
+from tests.ops.fake_device import CONFIG, TORCH, CacheDevice, FakeDevice, Pick, fake_runtime, near
 from tests.ops.fake_variants import tensor_at
 
 TYPES = [ctypes.c_uint64] * 10 + [ctypes.c_int32] * 9 + [ctypes.c_int64] * 18

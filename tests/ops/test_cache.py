@@ -17,8 +17,7 @@ from evoattn.ops.given import call_of
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.storage import Storage
-from tests.ops.fake_cache import CONFIG, CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime
+from tests.ops.fake_device import CONFIG, CacheDevice, fake_runtime, split_kv_pick
 
 USED = AttentionProblem(5, 4, 2, 3, 70, 64, "fp16", seqused="0:60", layout="bshd")
 CASES = [

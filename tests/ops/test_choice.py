@@ -14,8 +14,7 @@ from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.pick import next_picks, pick
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import WGMMA, Pick, build, near
+from tests.ops.fake_device import WGMMA, CacheDevice, Pick, build, near, split_kv_pick
 
 GPU = GPUS["h100"]
 APART = 8

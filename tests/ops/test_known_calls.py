@@ -15,8 +15,7 @@ from evoattn.ops.explain import RecordedKernel
 from evoattn.ops.given import call_of
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import FakeDevice, fake_runtime, near, reference, tensors
+from tests.ops.fake_device import CacheDevice, FakeDevice, fake_runtime, near, reference, split_kv_pick, tensors
 
 
 def in_other_order(tensor):

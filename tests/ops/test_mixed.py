@@ -11,8 +11,7 @@ from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime
+from tests.ops.fake_device import CacheDevice, fake_runtime, split_kv_pick
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES, MOST = 4, 2, 64, 16, 5, 18
 BATCHES = {

@@ -7,8 +7,7 @@ import torch
 
 import evoattn
 from evoattn.ops.runtime import Runtime, current
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime, near, reference, tensors
+from tests.ops.fake_device import CacheDevice, fake_runtime, near, reference, split_kv_pick, tensors
 
 pytestmark = pytest.mark.slow
 

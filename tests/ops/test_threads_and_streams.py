@@ -19,8 +19,7 @@ from evoattn.ops.given import of_sequences
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
+from tests.ops.fake_device import WGMMA, CacheDevice, Pick, fake_runtime, near, reference, split_kv_pick, tensors
 
 
 @pytest.mark.slow

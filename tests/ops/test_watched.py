@@ -10,8 +10,7 @@ from torch.autograd import forward_ad
 
 import evoattn
 from evoattn.ops.runtime import current
-from tests.ops.fake_cache import CacheDevice, split_kv_pick
-from tests.ops.fake_device import fake_runtime, tensors
+from tests.ops.fake_device import CacheDevice, fake_runtime, split_kv_pick, tensors
 
 MADE = torch.Generator().manual_seed(9)
 VARIANTS = {

@@ -10,7 +10,7 @@ from evoattn.evaluation.tasks import Compiled, OnProblem, Rendered, Surveyed
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo, Timing
 from evoattn.portfolio.calibrate import Wanted, calibrate
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 CARD = GPUS["l4"]
 SLOW = 1.6

@@ -14,7 +14,7 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.select import check, final_tables, known_kernels, make_groups
 from evoattn.portfolio.workload import draw, draw_all
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 H100 = lookup("h100")
 PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bshd")

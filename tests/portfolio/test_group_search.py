@@ -21,7 +21,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 GPU = GPUS["h100"]
 SHAPES = ("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full", "B=1,H=8,Sq=1,Sk=4000,D=64,dtype=bf16,mask=full")

@@ -11,7 +11,7 @@ from pathlib import Path
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compiled, Gauge, HoldFinal, Rendered
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 INFO = CompileInfo(registers=64)
 

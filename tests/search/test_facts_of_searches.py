@@ -38,7 +38,7 @@ from evoattn.search.recorded import Finding
 from evoattn.search.recorder import Recorder
 from evoattn.search.request import SearchWords, choose_boards, choose_device, plan, read_numbers, read_words
 from evoattn.search.starting import begin, starting_configs
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 from tests.support.facts import changed
 
 H100, L4 = GPUS["h100"], GPUS["l4"]

@@ -13,7 +13,7 @@ from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 
 
 class FakeWorker(BaseWorker):

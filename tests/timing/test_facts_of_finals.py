@@ -17,7 +17,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
 from evoattn.timing import benchmark, contest, contestant, protocol, ranking, timed_run, timer
 from evoattn.timing.clocks import THROTTLE_REASONS, Clocks
-from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import FinalResult
 from tests.support.facts import changed
 
 PROTOCOLS = {name: value for name, value in vars(protocol).items() if isinstance(value, protocol.Protocol)}

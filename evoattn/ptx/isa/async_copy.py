@@ -11,10 +11,7 @@ from evoattn.ptx.errors import MemoryFault, unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.memory.address_space import as_elements
-from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import group_count
+from evoattn.ptx.program.kernel import Instruction, Lanes, Mask, Numbers, group_count, parse_type
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.access import COPY, READ
 from evoattn.ptx.state.context import Context

@@ -12,9 +12,7 @@ from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.half import from_float, to_float32
 from evoattn.ptx.isa.locator import Locator
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.kernel import Instruction, parse_type, vector_parts
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context

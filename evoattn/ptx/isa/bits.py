@@ -8,10 +8,7 @@ import numpy as np
 from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.integer import operands
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import UNSIGNED, PtxType, parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.kernel import UNSIGNED, Instruction, Lanes, PtxType, parse_type, vector_parts
 from evoattn.ptx.state.registers import Binder
 
 _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}

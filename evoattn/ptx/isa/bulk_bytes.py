@@ -1,6 +1,6 @@
 """cp.async.bulk and cp.reduce.async.bulk (sm_90): plain bytes between global and shared memory, one thread asking.
 
-As in `bulk_copy.py`, a copy is carried out when it is asked for; a sum too, or late (`tensor_stores.py`)."""
+As in `bulk_copy.py`, a copy is carried out when it is asked for; a sum too, or late (`TensorStores`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +9,9 @@ from functools import partial
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault, MemoryFault
+from evoattn.ptx.isa.bulk_copy import tensor_stores
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
-from evoattn.ptx.isa.tensor_stores import tensor_stores
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, parse_type
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context

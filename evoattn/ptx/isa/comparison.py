@@ -9,9 +9,7 @@ from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.floating import flush
 from evoattn.ptx.isa.half import to_float32
-from evoattn.ptx.program.arrays import Lanes, Mask
-from evoattn.ptx.program.dtypes import PtxType, parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, Mask, PtxType, parse_type
 from evoattn.ptx.state.registers import Binder
 
 _PREDICATE = parse_type("pred")

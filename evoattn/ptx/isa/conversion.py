@@ -9,8 +9,7 @@ from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.floating import finish, flush
 from evoattn.ptx.isa.half import from_float, from_float_truncated, to_float32
 from evoattn.ptx.memory.address_space import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, parse_type
 from evoattn.ptx.state.registers import Binder
 
 _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

@@ -9,8 +9,7 @@ from typing import TypeVar
 from evoattn.ptx.errors import UnsupportedInstruction
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads
-from evoattn.ptx.state.context import Context
-from evoattn.ptx.state.ending import Ending
+from evoattn.ptx.state.context import Context, Ending
 
 Operation = Callable[[], object]
 """Of a pure instruction: reads and writes registers of all threads."""

@@ -6,9 +6,7 @@ import numpy as np
 
 from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.half import FP16_VALUES
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, parse_type
 from evoattn.ptx.state.registers import Binder
 
 NOT_A_NUMBER = 0x7F

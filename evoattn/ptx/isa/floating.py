@@ -9,9 +9,7 @@ import numpy as np
 from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.integer import operands
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import PtxType, parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, PtxType, parse_type
 from evoattn.ptx.state.registers import Binder
 
 _ROUNDED = r"(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<type>f32|f64)"

@@ -5,9 +5,7 @@ from functools import partial
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import PtxType, parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, PtxType, parse_type
 from evoattn.ptx.state.registers import Binder
 
 WHOLE = r"\.(?P<type>[us](?:16|32|64))"

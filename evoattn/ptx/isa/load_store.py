@@ -9,10 +9,7 @@ from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, Operation, instruction
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.memory.address_space import as_elements
-from evoattn.ptx.program.arrays import Lanes, Numbers
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.kernel import Instruction, Lanes, Numbers, parse_type, vector_parts
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.races.watch import Races

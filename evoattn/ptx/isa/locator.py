@@ -5,8 +5,7 @@ import numpy as np
 from evoattn.ptx.errors import MemoryFault
 from evoattn.ptx.memory.address_space import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW, WINDOW_SHIFT, BankedMemory
 from evoattn.ptx.memory.global_buffers import GlobalMemory
-from evoattn.ptx.program.arrays import Lanes, Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, Numbers
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.access import WRITE
 from evoattn.ptx.races.watch import Races

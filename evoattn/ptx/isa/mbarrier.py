@@ -5,9 +5,7 @@ import numpy as np
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.locator import Locator
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, parse_type
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.state.context import Context
 from evoattn.ptx.state.mbarriers import BYTES, mbarriers_of

@@ -10,10 +10,7 @@ from evoattn.ptx.isa.half import FP16_VALUES
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.isa.warp import assign
 from evoattn.ptx.isa.wgmma_sums import add_products
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.kernel import Instruction, Lanes, parse_type, vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context

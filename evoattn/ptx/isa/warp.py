@@ -6,9 +6,7 @@ import numpy as np
 
 from evoattn.ptx.errors import DivergentCollective, unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
-from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, Mask, Numbers, parse_type
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
 

@@ -2,7 +2,7 @@
 
 A product is carried out when it is issued, which is as early as a device may do it, but its accumulators change only
 when the warpgroup waits for its group. Until then they are kept as matrices, so that a chain of products costs no
-shuffling of registers; that nobody touches the registers meanwhile is for `wgmma_registers.py` to see, and that nobody
+shuffling of registers; that nobody touches the registers meanwhile is for `wgmma_products.py` to see, and that nobody
 overwrites the operands in shared memory for `async_proxy.py`."""
 
 import numpy as np
@@ -12,10 +12,7 @@ from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.tensor_core import Fragments
 from evoattn.ptx.isa.wgmma_operand import SharedOperand
 from evoattn.ptx.isa.wgmma_products import matrix_products, warps_of
-from evoattn.ptx.program.arrays import Lanes, Numbers
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import group_count, vector_parts
+from evoattn.ptx.program.kernel import Instruction, Lanes, Numbers, group_count, parse_type, vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
 from evoattn.ptx.state.context import Context
@@ -116,7 +113,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
 @instruction("wgmma", r"\.fence\.sync\.aligned", kind="other", pure=False, writes=0)
 def fence(context: Context, ins: Instruction, fields: Fields) -> Action:
     """Orders registers between threads and products; a machine that reads them at issue has nothing to do (see
-    `wgmma_fence.py`)."""
+    `wgmma_products.py`)."""
     return lambda active: context.require_whole_warpgroups(active, ins)
 
 

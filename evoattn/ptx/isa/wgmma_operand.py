@@ -8,9 +8,7 @@ import numpy as np
 from evoattn.ptx.errors import AsyncFault, MemoryFault
 from evoattn.ptx.isa.eight_bits import VALUES
 from evoattn.ptx.isa.half import to_float32
-from evoattn.ptx.program.arrays import Lanes, Numbers
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, Numbers, parse_type
 from evoattn.ptx.state.context import Context
 
 DEPTH = 16

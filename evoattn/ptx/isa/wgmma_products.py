@@ -1,19 +1,244 @@
-"""wgmma products under way, by groups, and who may touch their registers."""
+"""wgmma products under way, by groups; their accumulators, kept as matrices meanwhile; who may touch their registers;
+and wgmma.fence.
+
+Until the warpgroup waits, nobody may touch a product's accumulators or write its A operand (PTX ISA, wgmma.mma_async).
+The next product of the same accumulators may follow at once.
+
+The first product of a kernel needs a fence before it, and so does one after threads have written to its registers (PTX
+ISA, wgmma.fence). Copies after the fence of what was written before it do not count, nor constants: ptxas makes of both
+what it likes. A product's own writes to its accumulators need none before the next of the same shape. Descriptors are
+no registers of a product."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.isa.wgmma_accumulators import Accumulators
-from evoattn.ptx.isa.wgmma_fence import UnfencedWrites
-from evoattn.ptx.isa.wgmma_registers import RegistersInFlight
+from evoattn.ptx.isa.control import Flow, flow_of
 from evoattn.ptx.isa.wgmma_sums import Floats, add_products
-from evoattn.ptx.program.arrays import Mask, Numbers
+from evoattn.ptx.program.kernel import Kernel, Lanes, Mask, Numbers, operand_registers, parse_type
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
 from evoattn.ptx.state.context import Context
+
+_Group = tuple[frozenset[int], int]
+"""Bits of each product's accumulators, bits of all A operands."""
+_State = tuple[_Group, ...]
+"""Groups that have not been waited for, oldest first; the last one is open."""
+_NOTHING: _Group = (frozenset(), 0)
+
+
+@lru_cache(maxsize=16)
+def _found_out(kernel: Kernel) -> tuple[dict[tuple[int, int, _State], int | None], dict[int, tuple[int, int]]]:
+    """What `_walk` and `_bits` have answered for this kernel, on whatever machine."""
+    return {}, {}
+
+
+class RegistersInFlight:
+    """What each warpgroup has under way, by its first warp; a warpgroup with nothing has no state."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.flow = kernel, flow_of(kernel)
+        self.states: dict[int, _State] = {}
+        self._known, self._operands = _found_out(kernel)
+
+    def issue(self, lead: int, pc: int) -> None:
+        self.states[lead] = self._issued(self.states.get(lead, (_NOTHING,)), pc)
+
+    def commit(self, lead: int) -> None:
+        self.states[lead] = (*self.states.get(lead, (_NOTHING,)), _NOTHING)
+
+    def retire(self, lead: int, pending: int) -> None:
+        """All but the newest `pending` committed groups are done."""
+        self.states[lead] = self._retired(self.states.get(lead, (_NOTHING,)), pending)
+        if self.states[lead] == (_NOTHING,):
+            del self.states[lead]
+
+    def touched_in_flight(self, lead: int, start: int, end: int) -> int | None:
+        """The first pc of a straight run, `start` ≤ pc < `end`, at which this warpgroup would touch what is under way,
+        or None."""
+        key = start, end, self.states.get(lead, (_NOTHING,))
+        if key not in self._known:
+            self._known[key] = self._walk(*key)
+        return self._known[key]
+
+    def _walk(self, start: int, end: int, state: _State) -> int | None:
+        for pc in range(start, end):
+            ins = self.kernel.instructions[pc]
+            accumulating = 0
+            reading = 0
+            for accumulators, operands in state:
+                for bits in accumulators:
+                    accumulating |= bits
+                reading |= operands
+            if ins.opcode.startswith("wgmma.mma_async"):
+                d, a = self._bits(pc)
+                continued = any(d in accumulators for accumulators, _ in state)
+                if a & accumulating or d & reading or (d & accumulating and not continued):
+                    return pc
+                state = self._issued(state, pc)
+            elif ins.opcode.startswith("wgmma.commit_group"):
+                state = (*state, _NOTHING)
+            elif ins.opcode.startswith("wgmma.wait_group"):
+                state = self._retired(state, int(ins.operands[0], 0))
+            elif self.flow.reads[pc] & accumulating or self.flow.writes[pc] & (accumulating | reading):
+                return pc
+        return None
+
+    def _issued(self, state: _State, pc: int) -> _State:
+        d, a = self._bits(pc)
+        accumulators, operands = state[-1]
+        return (*state[:-1], (accumulators | {d}, operands | a))
+
+    @staticmethod
+    def _retired(state: _State, pending: int) -> _State:
+        return state[max(len(state) - 1 - pending, 0) :]
+
+    def _bits(self, pc: int) -> tuple[int, int]:
+        """Registers of a product's accumulators, and of its A operand (none of them where that is a descriptor)."""
+        if pc not in self._operands:
+            d, a = self.kernel.instructions[pc].operands[:2]
+            flow: Flow = self.flow
+            both = [flow.bits(operand_registers(o, self.kernel)) if o.startswith("{") else 0 for o in (d, a)]
+            self._operands[pc] = both[0], both[1]
+        return self._operands[pc]
+
+
+_F32, _B32 = parse_type("f32"), parse_type("b32")
+
+
+class Accumulators:
+    """The accumulators of one list of registers in all warps: `matrix` `[warp, 16, columns]` while products are under
+    way.
+
+    With g = lane / 4 and t = lane % 4, number i has row g + 8 · (i / 2 % 2) and column 8 · (i / 4) + 2t + i % 2 (PTX
+    ISA, wgmma m64nNk16). Of `halves` a register has two, in fp16."""
+
+    def __init__(self, context: Context, names: tuple[str, ...], halves: bool) -> None:
+        warps, columns = context.threads.warp_count, (4 if halves else 2) * len(names)
+        self.registers = [context.destination(name, _B32 if halves else _F32) for name in names]
+        self.halves = halves
+        self.matrix = np.zeros((warps, 16, columns), np.float32)
+        # [column block, row half, e, warp, g, t] → [warp, row half, g, column block, t, e]
+        self._flat = np.zeros((columns // 2, context.count), np.float32)
+        self._by_warp = self._flat.reshape(columns // 8, 2, 2, warps, 8, 4).transpose(3, 1, 4, 0, 5, 2)
+        self._matrix = self.matrix.reshape(warps, 2, 8, columns // 8, 4, 2)
+        self.groups: dict[int, int] = {}
+        """By the first warp of a warpgroup with products under way: the number of the newest group that has one."""
+
+    def read(self, warps: Numbers) -> None:
+        """Registers → matrices of these warps."""
+        if self.halves:
+            for i, register in enumerate(self.registers):
+                self._flat[2 * i : 2 * i + 2] = register.view(np.float16).reshape(-1, 2).T
+        else:
+            for row, register in zip(self._flat, self.registers):
+                row[:] = register
+        self._matrix[warps] = self._by_warp[warps]
+
+    def write(self, warps: Numbers) -> None:
+        """Matrices → registers of these warps."""
+        mask: Mask | None = None
+        if len(warps) == len(self.matrix):
+            np.copyto(self._by_warp, self._matrix)
+        else:
+            self._by_warp[warps] = self._matrix[warps]
+            by_warp = np.zeros((len(self.matrix), WARP), np.bool_)
+            by_warp[warps] = True
+            mask = by_warp.ravel()
+        for row, register in zip(_packed(self._flat) if self.halves else self._flat, self.registers):
+            if mask is None:
+                np.copyto(register, row)
+            else:
+                np.copyto(register, row, where=mask)
+
+
+def _packed(rows: Lanes) -> Lanes:
+    """Each two rows of fp32 as one of pairs of fp16."""
+    pairs = np.stack([rows[::2], rows[1::2]], -1).astype(np.float16)
+    return pairs.view(np.uint32)[..., 0]
+
+
+class UnfencedWrites:
+    """Registers that each warpgroup, by its first warp, has written since its last fence; a set is the bits of an
+    int."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._runs = _runs_of(kernel)
+        self._dirty: dict[int, int] = {}
+
+    def run(self, lead: int, start: int, end: int) -> int | None:
+        """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or
+        None."""
+        self._dirty[lead], wrong = self._runs.after(start, end, self._dirty.get(lead, self._runs.never))
+        return wrong
+
+
+class _Runs:
+    """What straight runs of one kernel leave without a fence; the same for all its machines."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.flow = kernel, flow_of(kernel)
+        self._products = {
+            pc: self._bits([o for o in ins.operands[:2] if o.startswith("{")])
+            for pc, ins in enumerate(kernel.instructions)
+            if ins.opcode.startswith("wgmma.mma_async")
+        }
+        self._watched = self._sources_of_products()
+        self.never = 1 << len(kernel.registers)
+        """Stands among the registers for: no fence yet."""
+        self._known: dict[tuple[int, int, int], tuple[int, int | None]] = {}
+
+    def after(self, start: int, end: int, dirty: int) -> tuple[int, int | None]:
+        """(what lacks a fence after the run, the first pc of a product of such registers)."""
+        key = start, end, dirty
+        if key not in self._known:
+            self._known[key] = self._walk(*key)
+        return self._known[key]
+
+    def _walk(self, start: int, end: int, dirty: int) -> tuple[int, int | None]:
+        wrong = None
+        for pc in range(start, end):
+            ins = self.kernel.instructions[pc]
+            if pc in self._products:
+                if wrong is None and (self._products[pc] | self.never) & dirty:
+                    wrong = pc
+            elif ins.opcode.startswith("wgmma.fence"):
+                dirty = 0
+            elif written := self.flow.writes[pc] & self._watched:
+                moved = ins.opcode.startswith("mov.") and not self._bits(ins.operands[1:]) & dirty
+                if not moved:
+                    dirty |= written
+                elif not ins.predicate:
+                    dirty &= ~written
+        return dirty, wrong
+
+    def _bits(self, operands: list[str] | tuple[str, ...]) -> int:
+        return self.flow.bits([name for o in operands for name in operand_registers(o, self.kernel)])
+
+    def _sources_of_products(self) -> int:
+        """Registers of products, and what is copied into them."""
+        watched, before = 0, -1
+        for bits in self._products.values():
+            watched |= bits
+        moves = [
+            (self.flow.writes[pc], self._bits(ins.operands[1:]))
+            for pc, ins in enumerate(self.kernel.instructions)
+            if ins.opcode.startswith("mov.")
+        ]
+        while watched != before:
+            before = watched
+            for written, sources in moves:
+                if written & watched:
+                    watched |= sources
+        return watched
+
+
+@lru_cache(maxsize=16)
+def _runs_of(kernel: Kernel) -> _Runs:
+    return _Runs(kernel)
 
 
 @dataclass

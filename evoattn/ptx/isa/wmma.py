@@ -13,10 +13,7 @@ from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.locator import Located, Locator
 from evoattn.ptx.isa.tensor_core import Fragments
 from evoattn.ptx.isa.warp import assign
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.kernel import Instruction, Lanes, parse_type, vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context

@@ -6,9 +6,9 @@ import numpy as np
 
 from evoattn.ptx.errors import BarrierFault
 from evoattn.ptx.isa.control import BarrierArrival
-from evoattn.ptx.program.arrays import Mask, Numbers
+from evoattn.ptx.program.kernel import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.races.knowledge import Knowledge
+from evoattn.ptx.races.happens_before import Knowledge
 from evoattn.ptx.state.context import Context
 
 NUMBERS = 16

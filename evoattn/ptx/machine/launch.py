@@ -11,13 +11,11 @@ import numpy as np
 
 import evoattn.ptx.isa.table  # noqa: F401  fills the table of instructions
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
-from evoattn.ptx.isa.flow import Flow, flow_of
-from evoattn.ptx.machine.counters import Counters
-from evoattn.ptx.machine.counting import count_instructions
+from evoattn.ptx.isa.control import Flow, flow_of
+from evoattn.ptx.machine.counters import Counters, count_instructions
 from evoattn.ptx.machine.scheduler import Scheduler
 from evoattn.ptx.memory.global_buffers import GlobalMemory
-from evoattn.ptx.program.arrays import Numbers
-from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.kernel import Kernel, Numbers
 from evoattn.ptx.program.threads import WARP, Threads
 from evoattn.ptx.races.global_accesses import GlobalRaces
 from evoattn.ptx.races.grid_dependency import Touched

@@ -7,13 +7,11 @@ from typing import cast
 
 import numpy as np
 
+from evoattn.ptx.isa.control import Flow, acts, ends_run
 from evoattn.ptx.isa.dispatch import Action, Operation, Prepared
-from evoattn.ptx.isa.flow import Flow, acts, ends_run
-from evoattn.ptx.program.arrays import Mask
-from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Mask, parse_type
 from evoattn.ptx.program.threads import ActiveThreads
-from evoattn.ptx.state.context import Context
-from evoattn.ptx.state.ending import Ending
+from evoattn.ptx.state.context import Context, Ending
 
 
 @dataclass

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evoattn.ptx.errors import MemoryFault
-from evoattn.ptx.program.arrays import Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Numbers
 from evoattn.ptx.program.threads import ActiveThreads, Threads
 
 GLOBAL_BASE = 1 << 32

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from evoattn.ptx.errors import MemoryFault
 from evoattn.ptx.memory.address_space import GLOBAL_BASE, as_elements
-from evoattn.ptx.program.arrays import Numbers, Octets
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Numbers, Octets
 from evoattn.ptx.program.threads import ActiveThreads
 
 ALIGNMENT = 256

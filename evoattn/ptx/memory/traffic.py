@@ -3,7 +3,7 @@
 import numpy as np
 
 from evoattn.ptx.memory.address_space import BankedMemory
-from evoattn.ptx.program.arrays import Numbers
+from evoattn.ptx.program.kernel import Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 
 _BANKS, _SECTOR_BYTES = 32, 32

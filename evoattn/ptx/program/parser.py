@@ -5,9 +5,7 @@ import re
 from functools import lru_cache
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.program.dtypes import parse_type
-from evoattn.ptx.program.kernel import Instruction, Kernel, Parameter, Program, align
-from evoattn.ptx.program.operands import split_operands
+from evoattn.ptx.program.kernel import Instruction, Kernel, Parameter, Program, align, parse_type, split_operands
 
 # One statement, label or brace. A `{` at the start of a statement opens a scope; inside one it encloses a vector
 # operand.

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evoattn.ptx.program.arrays import Mask, Numbers
+from evoattn.ptx.program.kernel import Mask, Numbers
 
 WARP = 32
 _T = TypeVar("_T", bound=np.generic)

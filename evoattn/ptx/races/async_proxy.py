@@ -15,12 +15,10 @@ ldmatrix has not yet read, where the warp has only arrived on the producer's mba
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.program.arrays import Mask, Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.happens_before import SEVERAL
-from evoattn.ptx.races.read_table import LANE_BITS, LANE_MASK
-from evoattn.ptx.races.shared_accesses import THREAD_BITS, THREAD_MASK, SharedRaces
+from evoattn.ptx.races.shared_accesses import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, SharedRaces
 
 WARPGROUP_WARPS = 4
 MAX_MBARRIERS = 256

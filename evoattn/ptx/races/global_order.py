@@ -14,8 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.ptx.program.arrays import Mask, Numbers
-from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.kernel import Kernel, Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.happens_before import HappensBefore
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.memory.global_buffers import GlobalMemory
-from evoattn.ptx.program.arrays import Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Numbers
 from evoattn.ptx.program.threads import ActiveThreads, Threads
 
 

@@ -17,11 +17,52 @@ Clocks are kept for warps. What a thread learns alone (a part of its warp waited
 `bar.warp.sync` or a barrier, and what it hands on alone is its own accesses, and those of its warp up to that meeting.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
 import numpy as np
 
-from evoattn.ptx.program.arrays import Mask, Numbers
+from evoattn.ptx.program.kernel import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, Threads
-from evoattn.ptx.races.knowledge import Knowledge, join_lanes
+
+
+@dataclass
+class Knowledge:
+    """Columns are those of `HappensBefore.clock`."""
+
+    known: Numbers
+    """`[column]`: all that every lane of that warp, or that agent, has done up to then."""
+    lanes: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By column and lane: what that lane alone has done, up to a later time."""
+
+    @classmethod
+    def of_nothing(cls, columns: int) -> Knowledge:
+        """Of nobody's accesses, for that many columns."""
+        return cls(np.zeros(columns, np.int64))
+
+    def join(self, other: Knowledge) -> None:
+        """Learn what another knows."""
+        np.maximum(self.known, other.known, out=self.known)
+        join_lanes(self.lanes, other.lanes)
+
+    def covers(self, column: int, lane: int, time: int) -> bool:
+        """Whether it holds what a lane of a column did at a time."""
+        return bool(time <= self.known[column]) or time <= self.lanes.get((column, lane), 0)
+
+    def tells_of(self, column: int, time: int) -> bool:
+        """Whether it holds what some thread of a column did at a time."""
+        return bool(time <= self.known[column]) or any(
+            time <= at for (other, _), at in self.lanes.items() if other == column
+        )
+
+
+def join_lanes(lanes: dict[tuple[int, int], int], others: dict[tuple[int, int], int]) -> None:
+    """The later of both for each lane, into `lanes`."""
+    for key, time in others.items():
+        if time > lanes.get(key, 0):
+            lanes[key] = time
+
 
 SEVERAL = 63
 """Stands for more than one lane of a warp."""

@@ -11,8 +11,7 @@ import numpy as np
 
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP
-from evoattn.ptx.races.happens_before import SEVERAL
-from evoattn.ptx.races.knowledge import Knowledge
+from evoattn.ptx.races.happens_before import SEVERAL, Knowledge
 from evoattn.ptx.races.shared_accesses import SharedRaces
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 
 from evoattn.ptx.errors import MemoryFault
-from evoattn.ptx.program.arrays import Mask, Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Mask, Numbers
 from evoattn.ptx.program.threads import ActiveThreads, Threads
 from evoattn.ptx.races.shared_accesses import SharedRaces
 

@@ -11,12 +11,11 @@ from evoattn.ptx.errors import DivergentCollective
 from evoattn.ptx.memory.address_space import RESERVED_SMEM, BankedMemory
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.traffic import Traffic
-from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
-from evoattn.ptx.program.kernel import Instruction, Kernel
+from evoattn.ptx.program.kernel import Instruction, Kernel, Lanes, Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.races.access import shared_granule
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS, AsyncRaces, agent_names
 from evoattn.ptx.races.global_accesses import GlobalRaces
-from evoattn.ptx.races.granules import shared_granule
 from evoattn.ptx.races.remote import RemoteAccesses
 from evoattn.ptx.races.shared_accesses import SharedRaces
 from evoattn.ptx.races.watch import Races
@@ -208,3 +207,7 @@ class Context(Binder):
                 f"Some threads of the warp of {self.threads.describe(int(wrong[0]) * WARP)} went their own way, and "
                 f"nothing (bar.warp.sync) has brought them together again before {ins}."
             )
+
+
+class Ending:
+    """An instruction that the scheduler itself acts on: a branch, an exit, a wait. Each kind is a class of its own."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from evoattn.ptx.program.arrays import Mask
-from evoattn.ptx.races.knowledge import Knowledge
+from evoattn.ptx.program.kernel import Mask
+from evoattn.ptx.races.happens_before import Knowledge
 from evoattn.ptx.races.phases import Phases
 
 

@@ -4,10 +4,9 @@ state that an arrival returns is the number of its phase. `phase_waits.py` has t
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.program.arrays import Mask, Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.races.knowledge import Knowledge
+from evoattn.ptx.races.happens_before import Knowledge
 from evoattn.ptx.races.phases import Phases
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context

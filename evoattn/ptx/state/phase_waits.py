@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
-from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.kernel import Instruction, Lanes, Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.state.context import Context
-from evoattn.ptx.state.ending import Ending
+from evoattn.ptx.state.context import Context, Ending
 from evoattn.ptx.state.mbarrier import Mbarrier
 from evoattn.ptx.state.mbarriers import mbarriers_of
 

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.program.arrays import Lanes
-from evoattn.ptx.program.dtypes import UNSIGNED, PtxType, parse_type
-from evoattn.ptx.program.kernel import Kernel
-from evoattn.ptx.program.operands import split_address
+from evoattn.ptx.program.kernel import UNSIGNED, Kernel, Lanes, PtxType, parse_type, split_address
 from evoattn.ptx.program.threads import Threads
 
 _UNWRITTEN = {1: False, 8: 0x7E, 16: 0x7FFE, 32: 0x7FFE7FFE, 64: 0x7FFE7FFE7FFE7FFE}
