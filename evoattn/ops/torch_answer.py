@@ -81,9 +81,10 @@ def sdpa(
 
 def is_aligned(tensor: Tensor) -> bool:
     """Whether rows lie at multiples of 16 bytes in its memory, each in one piece: FlashAttention refuses others, or
-    reads them by misaligned loads."""
+    reads them by misaligned loads. Where there is one row, how far the next one would be counts, too: torch's efficient
+    kernel raises by that."""
     *strides, last = tensor.stride()
-    places = tensor.storage_offset(), *(s for s, size in zip(strides, tensor.shape, strict=False) if size > 1)
+    places = tensor.storage_offset(), *(s for s, size in zip(strides, tensor.shape) if size > 1), *strides[-1:]
     return last == 1 and not any(place * tensor.element_size() % ALIGNMENT for place in places)
 
 

@@ -34,7 +34,8 @@ def test_what_lies_at_odd_places_is_copied_for_torch():
     assert aligned(memory[8 : 8 + 4608].view(2, 4, 9, 64)).data_ptr() == memory[8:].data_ptr()
     odd = memory[3 : 3 + 4608].view(2, 4, 9, 64)
     apart = memory[: 4 * 9 * 65].view(4, 9, 65)[..., :64]
-    for tensor in (odd, apart, odd.half()[..., 1:9], odd[:, :, :8].mT):
+    lone = memory[:448].view(2, 4, 56, 1).mT  # one row, and the next one would be one number behind it
+    for tensor in (odd, apart, odd.half()[..., 1:9], odd[:, :, :8].mT, lone):
         copy = aligned(tensor)
         assert is_aligned(copy) and torch.equal(copy, tensor) and copy.data_ptr() % 16 == 0
     narrow = memory[:180].half().view(1, 1, 9, 20)  # no copy has rows at multiples of 16 bytes
