@@ -361,6 +361,14 @@ def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
+def one_has_gradients(terms: Sequence[Tensor | None]) -> bool:
+    """Whether autograd watches one of them."""
+    for term in terms:  # noqa: SIM110  # `any` takes twice as long
+        if term is not None and term.requires_grad:
+            return True
+    return False
+
+
 def has_autocast(kind: str) -> bool:
     """Whether autocast is on for devices of that kind; torch raises where it knows none for it."""
     return kind != "meta" and torch.is_autocast_enabled(kind)

@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import gradients, torch_answer
-from evoattn.ops.arguments import STARTS_Q, Given
+from evoattn.ops.arguments import STARTS_Q, Given, one_has_gradients
 from evoattn.ops.call import (
     GRADIENTS,
     NOT_STRIDED,
@@ -145,10 +145,7 @@ class Runtime:
                 if terms:
                     known = _with_terms(known, call)
             if torch.is_grad_enabled() and (
-                query.requires_grad
-                or key.requires_grad
-                or value.requires_grad
-                or (terms and any([t is not None and t.requires_grad for t in terms]))  # noqa: C419  # half the time
+                query.requires_grad or key.requires_grad or value.requires_grad or (terms and one_has_gradients(terms))
             ):
                 reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError, IndexError):  # nested or sparse tensors, none, no dimensions
@@ -535,11 +532,11 @@ class Runtime:
 
 def _with_terms(known: Known, call: Call) -> Known:
     """With what decides about the terms of a call."""
-    facts: list[object] = [known, call.longest]
+    facts: Known = (known, call.longest)
     for which, t in enumerate(call.terms):
         if t is not None:
             facts += (which, t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-    return tuple(facts)
+    return facts
 
 
 class Current:
