@@ -10,10 +10,9 @@ import random
 from collections.abc import Iterator
 
 from evoattn.families.registry import load_space
-from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.records import Candidate, CompileInfo, CompressedSource, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage
 from evoattn.storage.trials import NewTrial

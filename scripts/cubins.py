@@ -28,8 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.backends.compiler import compile_candidate, version
-from evoattn.backends.machine_code import machine_code_hash
+from evoattn.backends.compiler import compile_candidate, machine_code_hash, version
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS

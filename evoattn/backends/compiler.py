@@ -1,21 +1,86 @@
-"""Source → cubin and PTX by NVRTC through CuPy, with what the compiler's log says; needs no GPU and no CUDA toolkit."""
+"""Source → cubin and PTX by NVRTC through CuPy, with what the compiler's log says; needs no GPU and no CUDA toolkit. And
+compiled kernels on disk, one file each."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import struct
 import time
+from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evoattn.backends.kernel_files import OPTIONS, KernelFiles
+from evoattn.backends.cache_folder import keep_small, mark_used, read_headed, write_headed
 from evoattn.model import forks
 from evoattn.model.paths import cubin_cache
 from evoattn.model.played import target
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
+
+if TYPE_CHECKING:
+    from evoattn.model.records import Candidate, CompiledKernel
+
+OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
+"""NVRTC's own cache would answer a repeated compile without the log that says registers and spills."""
+
+
+SUFFIX = ".kernel"
+"""Of a file: one line of JSON about what is compiled, then that."""
+
+
+class KernelFiles:
+    """Those in `folder`, as a compiler of this `version` makes them. The name of a file covers source, architecture,
+    compiler version and options."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        self._folder, self._version = folder, version
+
+    def _path(self, candidate: Candidate) -> Path:
+        words = "\n".join((candidate.source_hash, candidate.arch, self._version, *OPTIONS))
+        key = hashlib.sha256(words.encode()).hexdigest()
+        return self._folder / key[:2] / f"{key}{SUFFIX}"
+
+    def get(self, candidate: Candidate) -> CompiledKernel | None:
+        """The candidate's kernel; None where no file has it, or one that cannot be read or lacks its end."""
+        from evoattn.model.records import (  # here: the op imports this file for OPTIONS alone
+            CompiledKernel,
+            CompileInfo,
+        )
+
+        path = self._path(candidate)
+        found = read_headed(path)
+        if found is None:
+            return None
+        fields, rest = found
+        try:
+            if fields.pop("key") != path.stem:  # another kernel's file under this name
+                return None
+            length = int(fields.pop("ptx_bytes"))
+            if len(rest) != length + int(fields.pop("cubin_bytes")):
+                return None
+            fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
+            mark_used(path)
+            return CompiledKernel(rest[length:], rest[:length].decode(), CompileInfo(**fields))
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def has(self, candidate: Candidate) -> bool:
+        """Whether there is a file for the candidate's kernel, whatever is in it."""
+        return self._path(candidate).exists()
+
+    def put(self, candidate: Candidate, compiled: CompiledKernel) -> None:
+        """Keep a kernel, in place of those that were not used for longest if there are too many. It is put in place
+        whole, so that a killed process leaves no half of it; a full or read-only disk keeps nothing."""
+        ptx = compiled.ptx.encode()
+        path = self._path(candidate)
+        about = {"key": path.stem, "ptx_bytes": len(ptx), "cubin_bytes": len(compiled.cubin)}
+        if write_headed(path, asdict(compiled.info) | about, ptx + compiled.cubin):
+            keep_small(self._folder)
+
 
 NO_NVRTC = (
     "NVRTC, the CUDA compiler of the package nvidia-cuda-nvrtc, is not found: `pip install --force-reinstall "
@@ -151,3 +216,35 @@ def compile_candidate(
     else:
         files.put(candidate, compiled)
     return compiled
+
+
+CODE_SECTIONS = re.compile(r"\.text\.|\.nv\.constant[0-3]")
+"""How the names of the sections of a cubin begin that decide what it computes. Global variables (`.nv.global.init`, and
+`.nv.constant4` with their addresses) are left out: those of the templates are constants that instructions hold."""
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of each section of a 64-bit little-endian ELF file. Raises `ValueError` on anything else."""
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("a cubin is a 64-bit little-endian ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    for name, kind, _, _, offset, length, *_ in headers:
+        start = names + name
+        content = b"" if kind == 8 else elf[offset : offset + length]  # 8: SHT_NOBITS has no bytes in the file
+        yield elf[start : elf.index(b"\0", start)].decode(), content
+
+
+def machine_code_hash(cubin: bytes) -> str:
+    """sha256 (hex) of the instructions and constants of all kernels. Raises `ValueError` if there are none.
+
+    Names of inlined functions, comments and line numbers of the source do not count."""
+    parts = sorted((name, content) for name, content in sections(cubin) if CODE_SECTIONS.match(name))
+    if not any(name.startswith(".text.") for name, _ in parts):
+        raise ValueError("the cubin has no instructions")
+    digest = hashlib.sha256()
+    for name, content in parts:
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

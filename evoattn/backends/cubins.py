@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evoattn.backends.cache_folder import keep_small, mark_used, read_headed, write_headed
-from evoattn.backends.kernel_files import OPTIONS, SUFFIX
+from evoattn.backends.compiler import OPTIONS, SUFFIX
 from evoattn.backends.versions import nvrtc_version, template_digest
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec

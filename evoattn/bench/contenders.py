@@ -16,7 +16,7 @@ from evoattn.model.records import Candidate, Study, Trial
 from evoattn.model.space import ConfigError, KernelConfig
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage
-from evoattn.storage.chosen import is_alike
+from evoattn.storage.storage import is_alike
 
 MAX_FILE_BYTES = 16 << 20
 

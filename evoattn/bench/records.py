@@ -8,7 +8,7 @@ from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Study, Timing, TrialState
 from evoattn.storage import Storage
-from evoattn.storage.chosen import is_alike
+from evoattn.storage.storage import is_alike
 from evoattn.storage.versions import collect
 
 

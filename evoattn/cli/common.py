@@ -244,6 +244,6 @@ def chosen(
     if study and wanted:
         raise WrongUse("Give --study, or --shape or --problem, not both.")
     with opened(db) as storage:
-        from evoattn.storage.chosen import chosen_trial
+        from evoattn.storage.storage import chosen_trial
 
         yield storage, chosen_trial(storage, trial, study, wanted, spec)

@@ -10,20 +10,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from evoattn import __version__
 from evoattn.cli import (
-    attempt,
     bench,
     calibrate,
     catalogue,
     cost,
-    dashboard,
-    db,
     kernels,
     pick,
     portfolio,
-    profile,
     search,
     studies,
-    tune,
 )
 from evoattn.cli.common import FAILED_RUN
 
@@ -120,17 +115,17 @@ def _root(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "search": search.search,
-    "tune": tune.tune,
+    "tune": pick.tune,
     "calibrate": calibrate.calibrate,
     "pick": pick.pick,
     "report": studies.report,
     "studies": studies.studies,
     "show": studies.show,
-    "dashboard": dashboard.dashboard,
+    "dashboard": studies.dashboard,
     "export": kernels.export,
     "reproduce": kernels.reproduce,
-    "profile": profile.profile,
-    "try": attempt.attempt,
+    "profile": kernels.profile,
+    "try": kernels.attempt,
     "bench": bench.bench,
     "problems": catalogue.problems,
     "gpus": catalogue.gpus,
@@ -139,7 +134,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=_Command)(_command)
 app.add_typer(calibrate.app, name="calibration")
-app.add_typer(db.app, name="db")
+app.add_typer(studies.databases, name="db")
 app.add_typer(portfolio.app, name="portfolio")
 app.add_typer(cost.app, name="cost")
 

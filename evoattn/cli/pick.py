@@ -1,5 +1,6 @@
-"""`evoattn pick`: the kernel that would run for a shape."""
+"""Kernels for shapes: `evoattn pick`, the one that would run, and `evoattn tune`, those of a file searched together."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,3 +60,33 @@ def pick(
             raced = "Estimated: evoattn.attention runs it where it is faster than PyTorch in a race."
             alone = "Estimated: it runs all the same, as PyTorch has no kernel of 8 bits to race."
             print_text(screen, alone if asked.element.bytes == 1 or asked.op in QUANTIZE_OPERATIONS else raced)
+
+
+def tune(
+    shapes: Annotated[
+        Path,
+        typer.Argument(metavar="SHAPES.json", help="What a model asks for, as `evoattn.capture` in Python saves it."),
+    ],
+    budget: Annotated[str, typer.Option(metavar="BUDGET", help="A time, such as 90s or 10m.")] = "5m",
+) -> None:
+    """Search kernels for what a model asks of attention.
+
+    All problems are searched together on the first CUDA device; most of the time goes where the most time is spent.
+    Winners are kept in the user's data folder, and `evoattn.attention` in Python takes them from then on."""
+    with errors():
+        from rich.console import Console
+
+        from evoattn.ops.shapes import Shapes
+        from evoattn.ops.tune import TuneProgress
+        from evoattn.ops.tune import tune as search_all
+
+        with Console(stderr=True).status("") as status:
+
+            def show(progress: TuneProgress) -> None:
+                status.update(
+                    f"{progress.stage}, {progress.seconds:.0f} s of {budget}: {progress.compiled} kernels compiled, "
+                    f"{progress.measured} times taken"
+                )
+
+            done = search_all(Shapes.load(shapes), budget, refresh=show)
+        typer.echo(str(done))

@@ -1,4 +1,4 @@
-"""`evoattn report`, `evoattn studies` and `evoattn show`: what was found."""
+"""What was found: `evoattn report`, `studies` and `show`, `dashboard` while a search runs, `db` for whole databases."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from evoattn.cli.common import (
     kept_in,
     named_study,
     opened,
+    print_plainly,
     require_one_of,
     write,
 )
@@ -125,3 +126,67 @@ def show(
         from evoattn.report.show import print_trial
 
         print_trial(storage, record, console(), source)
+
+
+def dashboard(
+    word: StudyWord = None,
+    study: StudyName = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")
+    ] = 8080,
+    host: Annotated[str, typer.Option("--host", metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
+    refresh: Annotated[
+        float, typer.Option("--refresh", min=0.5, metavar="SECONDS", help="How often new trials are read.")
+    ] = 5.0,
+    db: Database = None,
+) -> None:
+    """Show a study in a browser with optuna-dashboard.
+
+    History, importances, parallel coordinates, every trial with its source. It follows a search that is running. The
+    database is only read: what is changed in the browser is not kept. Ctrl-C ends it."""
+    with errors(), opened(db) as storage:
+        from evoattn.dashboard.serve import Dashboard, listen, serve
+
+        chosen = storage.chosen_study(named_study(study, word))
+        shown = Dashboard(storage, chosen)
+        server = listen(shown, host, port)
+        print_plainly(
+            f"Study {chosen.name}, {shown.trials} trials shown: http://{host}:{server.server_port}/dashboard/studies/0",
+            "Ctrl-C ends it.",
+        )
+        serve(shown, server, refresh)
+
+
+DatabaseArgument = Annotated[str, typer.Argument(metavar="FROM", help="SQLAlchemy URL or path of the database.")]
+
+databases = typer.Typer(help="Move whole databases.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@databases.command("copy")
+def copy(
+    source: DatabaseArgument,
+    target: Annotated[str, typer.Argument(metavar="TO", help="URL or path of a new one, or of an empty one.")],
+) -> None:
+    """Copy a database to another one: a file to a PostgreSQL server, or back.
+
+    Numbers of trials stay the same. The target has to be empty, and holds everything or nothing at the end."""
+    with errors():
+        from evoattn.storage import Storage
+        from evoattn.storage.copying import copy_database
+
+        reader = Storage.open(source, create=False)
+        try:
+            writer = Storage.open(target)
+            try:
+                copied = copy_database(reader, writer)
+                said = ", ".join(f"{name} {count}" for name, count in copied.items() if count)
+                typer.echo(f"Copied to {writer.place}: {said or 'no rows'}.")
+            finally:
+                writer.close()
+        finally:
+            reader.close()

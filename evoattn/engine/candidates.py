@@ -10,10 +10,9 @@ from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
-from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompiledKernel, Proposal
+from evoattn.model.records import CompiledKernel, CompressedSource, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
 

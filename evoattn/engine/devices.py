@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from evoattn.engine.candidates import Pending
 from evoattn.engine.device import Device
+from evoattn.engine.finals import Referee
 from evoattn.engine.progress import Progress
-from evoattn.engine.referee import Referee
 from evoattn.engine.scale import Reference, Scale
 from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel, behaviour
 from evoattn.families.render import Renderer, render
-from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Timing
+from evoattn.model.records import Candidate, CompiledKernel, CompressedSource, Evaluation, Timing
 from evoattn.model.space import KernelConfig
 from evoattn.timing.protocol import Finalists, FinalResult, Protocol
 

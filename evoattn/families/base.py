@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evoattn.families.aim import Aimed
 from evoattn.families.genes import Genes
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
@@ -20,6 +21,28 @@ from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.paths import SEARCH_SPACES, TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value, read_space, spelling
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A problem, a config to change for it, and what it is changed with."""
+
+    problem: AttentionProblem
+    params: Params
+    space: SearchSpace
+    gpu: GpuSpec
+    rng: random.Random
+
+    def values(self, gene: str) -> tuple[Any, ...]:
+        """The values that a gene can have."""
+        return next(p.values for p in self.space.parameters if p.name == gene)
+
+
+Aimed = Callable[[Aim], Params]
+"""Draws values of some genes that suit the problem; empty where it has none to offer."""
+
 
 MOST_ROWS = (1 << 31) - (1 << 16)
 """Queries or keys of a sequence. Kernels count them in int32, to the end of the last tile of 2^16 rows at most."""

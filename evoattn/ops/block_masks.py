@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import KernelFiles
 from evoattn.backends.cubins import Cubin
-from evoattn.backends.kernel_files import KernelFiles
 from evoattn.backends.loaded import LoadedKernel
 from evoattn.backends.platform import Platform
 from evoattn.backends.versions import nvrtc_version

@@ -297,7 +297,7 @@ def load(
     from evoattn.model.gpu import lookup
     from evoattn.model.shape_text import by_name_or_shape
     from evoattn.storage import Storage
-    from evoattn.storage.chosen import chosen_trial
+    from evoattn.storage.storage import chosen_trial
 
     if study and shape:
         raise WrongUse("Give a study or a shape, not both.")

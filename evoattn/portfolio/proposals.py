@@ -14,7 +14,7 @@ from evoattn.cost.cost import scores
 from evoattn.engine.breeding import PARENTS, Breeder
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
-from evoattn.families.aim import Aim
+from evoattn.families.base import Aim
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig

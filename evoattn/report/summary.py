@@ -24,7 +24,6 @@ from evoattn.report.analysis import (
     rank_cost_model,
     right_trials,
 )
-from evoattn.report.counters import counters_table
 from evoattn.report.data import (
     BaselineRow,
     Importance,
@@ -34,6 +33,7 @@ from evoattn.report.data import (
     StartingConfig,
     StudySummary,
 )
+from evoattn.report.show import counters_table
 from evoattn.report.winner import make_winner
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from evoattn.backends.compiler import CompileError, compile_source
-from evoattn.backends.machine_code import machine_code_hash
+from evoattn.backends.compiler import CompileError, compile_source, machine_code_hash
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
 from evoattn.evaluation.process import Ending

@@ -29,7 +29,7 @@ from evoattn.search.request import (
 from evoattn.search.spaces import choose_spaces
 from evoattn.search.study import Search
 from evoattn.storage import Storage
-from evoattn.storage.chosen import is_alike
+from evoattn.storage.storage import is_alike
 from evoattn.storage.versions import collect
 
 

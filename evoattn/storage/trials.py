@@ -10,8 +10,7 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, Select, case, exists, func, insert, literal, select, tuple_
 
-from evoattn.model.compressed_source import CompressedSource
-from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.model.records import Candidate, CompressedSource, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, now
 from evoattn.storage.engine import insert_missing

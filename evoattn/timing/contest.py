@@ -19,9 +19,8 @@ from evoattn.model.timeline import mark
 from evoattn.peers.table import Peer, PeerRefused, peer_call
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
-from evoattn.timing.contestant import Contestant, ContestantFailed, calls_for_all
+from evoattn.timing.contestant import Contestant, ContestantFailed, ReplayWatch, calls_for_all
 from evoattn.timing.protocol import ENERGY, Finalists, FinalResult, Protocol
-from evoattn.timing.replay_watch import ReplayWatch
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 
 SECONDS = 0.25

@@ -16,9 +16,8 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Timing
-from evoattn.timing.contestant import Contestant
+from evoattn.timing.contestant import Contestant, ReplayWatch
 from evoattn.timing.protocol import CacheMode
-from evoattn.timing.replay_watch import ReplayWatch
 from evoattn.timing.timer import Enqueue, Timer
 
 BACK_TO_BACK = 4

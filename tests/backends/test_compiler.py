@@ -13,6 +13,7 @@ import torch
 from evoattn.backends import with_cupy
 from evoattn.backends.compiler import (
     CompileError,
+    KernelFiles,
     compile_candidate,
     compile_source,
     first_error,
@@ -20,7 +21,6 @@ from evoattn.backends.compiler import (
     parse_log,
     version,
 )
-from evoattn.backends.kernel_files import KernelFiles
 from evoattn.backends.warm_up import load_products, make_context
 from evoattn.model.records import Candidate
 

@@ -11,7 +11,7 @@ from evoattn.report.text import command
 from evoattn.search.request import SearchWords
 from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage, UnknownRecord
-from evoattn.storage.chosen import chosen_trial
+from evoattn.storage.storage import chosen_trial
 from tests.cli.terminal import SHAPE, refused, run
 from tests.support.prepared import prepare_search
 

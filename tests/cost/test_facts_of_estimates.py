@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from evoattn.cost import correction, correction_fit, launch_time, measurements, trees
+from evoattn.cost import correction, correction_fit, measurements, physics, trees
 from evoattn.cost.cost import cost, scores
 from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds, sentences
 from evoattn.cost.fitted import Fitted, Weights, load
@@ -173,7 +173,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     yield from _estimates()
     orders = [TilesInOrder(count, 10**12, sharing) for count in (1, 2, 100, 132, 200) for sharing in (1, 2, 4)]
-    yield "bytes apart", [launch_time._apart_bytes(order, 8.0, GPUS["h100"], 132) for order in orders]
+    yield "bytes apart", [physics._apart_bytes(order, 8.0, GPUS["h100"], 132) for order in orders]
     yield from _files()
     yield from _corrected()
     yield from _recordings()

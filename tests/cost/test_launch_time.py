@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn.cost.launch_time import launch_terms
+from evoattn.cost.physics import launch_terms
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.work import LaunchWork, Step, bank_conflicts
 from evoattn.model.gpu import GPUS

@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.compiler import CompileError, compile_source
+from evoattn.backends.compiler import CompileError, compile_source, machine_code_hash
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.backends.machine_code import machine_code_hash
 from evoattn.correctness.cases import proof_of
 from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel

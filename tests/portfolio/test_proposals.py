@@ -9,7 +9,7 @@ import pytest
 from evoattn.cost.cost import scores
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
-from evoattn.families.aim import Aim
+from evoattn.families.base import Aim
 from evoattn.families.flash_wgmma.aims import AIMS, fill_waves, fit_keys, group_rows, split_keys
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import lookup

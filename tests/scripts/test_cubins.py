@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from evoattn.backends.compiler import compile_source
-from evoattn.backends.machine_code import machine_code_hash
+from evoattn.backends.compiler import compile_source, machine_code_hash
 from evoattn.model.paths import ROOT
 
 _SPEC = importlib.util.spec_from_file_location("cubins", ROOT / "scripts" / "cubins.py")

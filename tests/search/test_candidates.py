@@ -20,10 +20,9 @@ from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.built import behaviour
 from evoattn.families.registry import FAMILIES, load_space
-from evoattn.model.compressed_source import CompressedSource
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompiledKernel, CompileInfo, Proposal
+from evoattn.model.records import CompiledKernel, CompileInfo, CompressedSource, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
 

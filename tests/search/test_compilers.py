@@ -17,8 +17,7 @@ from evoattn.evaluation.workers import Listener, processes
 from evoattn.families.built import behaviour
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
-from evoattn.model.compressed_source import CompressedSource
-from evoattn.model.records import Evaluation, Proposal, TrialState
+from evoattn.model.records import CompressedSource, Evaluation, Proposal, TrialState
 from tests.search.search_fakes import FakeCompiler
 from tests.search.studies_of_fakes import GPU, PROBLEM, why_invalid
 

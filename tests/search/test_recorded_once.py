@@ -15,8 +15,7 @@ from evoattn.engine.progress import Progress
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.fleet.base import LocalFleet
-from evoattn.model.compressed_source import CompressedSource
-from evoattn.model.records import Evaluation, Proposal, TrialState
+from evoattn.model.records import CompressedSource, Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.search.recorder import GATHER_SECONDS, Recorder
 from evoattn.search.request import SearchPlan

@@ -4,9 +4,8 @@ import pytest
 
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
-from evoattn.engine.finals import Final
+from evoattn.engine.finals import BEGINS_AFTER, Final, Referee
 from evoattn.engine.progress import Progress
-from evoattn.engine.referee import BEGINS_AFTER, Referee
 from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed

@@ -18,10 +18,10 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import KernelCounters, Profile, Timing, TrialState
 from evoattn.storage import Storage, copying, course, database, storage, studies, trials, versions
-from evoattn.storage.chosen import best_trial, chosen_trial, is_alike
 from evoattn.storage.course import Courses
 from evoattn.storage.engine import parse_url, place
 from evoattn.storage.errors import StorageError
+from evoattn.storage.storage import best_trial, chosen_trial, is_alike
 from tests.storage.storage_records import PROBLEM, make_study, record, timing
 from tests.support.facts import changed
 

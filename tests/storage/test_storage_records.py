@@ -14,7 +14,7 @@ from evoattn.model.records import CheckResult, Evaluation, Study, Timing, TrialS
 from evoattn.model.shape_text import named_problems
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError, UnknownRecord
-from evoattn.storage.chosen import chosen_trial
+from evoattn.storage.storage import chosen_trial
 from tests.storage.storage_records import INFO, PROBLEM, make_study, record, timing
 
 

@@ -5,8 +5,15 @@ A test of what the compiler says of a source compiles it itself: the cache tells
 
 from dataclasses import replace
 
-from evoattn.backends.compiler import CompileError, compile_candidate, first_error, include_options, version
-from evoattn.backends.kernel_files import OPTIONS, KernelFiles
+from evoattn.backends.compiler import (
+    OPTIONS,
+    CompileError,
+    KernelFiles,
+    compile_candidate,
+    first_error,
+    include_options,
+    version,
+)
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 

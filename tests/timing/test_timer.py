@@ -8,8 +8,7 @@ import torch
 
 from evoattn.correctness.arena import POISON_BYTE, Arena, Layout
 from evoattn.timing.contest import energy_per_call
-from evoattn.timing.contestant import PROBE_US, Contestant
-from evoattn.timing.replay_watch import ReplayWatch
+from evoattn.timing.contestant import PROBE_US, Contestant, ReplayWatch
 from evoattn.timing.timer import Timer
 from tests.timing.device_clock import DeviceClock
 from tests.timing.test_contestant import enter

@@ -10,7 +10,7 @@ from evoattn.model.problem import ProblemError
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError
 from evoattn.storage import StorageError
-from evoattn.storage.chosen import trial_number
+from evoattn.storage.storage import trial_number
 from tests.untrusted.untrusted import JSON, SPACE
 
 SHAPE_WORDS = st.text(alphabet="BHSDqkv=,0123456789dtypefloat16mask _-.e\n\"'\x1b", max_size=60)

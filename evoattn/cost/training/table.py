@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from evoattn.cost.features import LEAST, fixed_features
 from evoattn.cost.fitted import Weights
-from evoattn.cost.launch_time import LaunchTerms, launch_terms
-from evoattn.cost.physics import BESIDE, FLOOR, OVERLAPPED_SHARE, PARTS, UNITS, Physics
+from evoattn.cost.physics import BESIDE, FLOOR, OVERLAPPED_SHARE, PARTS, UNITS, LaunchTerms, Physics, launch_terms
 from evoattn.cost.training.rows import Row
 from evoattn.families import registry
 

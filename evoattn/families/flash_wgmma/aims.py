@@ -3,7 +3,7 @@ rows, keys shared out among blocks."""
 
 import math
 
-from evoattn.families.aim import Aim, Aimed, Params
+from evoattn.families.base import Aim, Aimed, Params
 from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, launch_work, merges_in_memory
 
 ROOMIEST = 3
