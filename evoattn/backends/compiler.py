@@ -1,5 +1,5 @@
-"""Source → cubin and PTX by NVRTC through CuPy, with what the compiler's log says; needs no GPU and no CUDA toolkit. And
-compiled kernels on disk, one file each."""
+"""Source → cubin and PTX by NVRTC through CuPy, with what the compiler's log says; needs no GPU and no CUDA toolkit.
+And compiled kernels on disk, one file each."""
 
 from __future__ import annotations
 

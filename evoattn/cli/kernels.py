@@ -1,4 +1,5 @@
-"""One kernel: `evoattn try`, each step of a config's evaluation; `export`, `reproduce` and `profile` of a recorded one."""
+"""One kernel: `evoattn try`, each step of a config's evaluation; `export`, `reproduce` and `profile` of a recorded
+one."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ DatabaseArgument = Annotated[str, typer.Argument(metavar="FROM", help="SQLAlchem
 databases = typer.Typer(help="Move whole databases.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.callback()
+@databases.callback()
 def _group() -> None:
     pass
 

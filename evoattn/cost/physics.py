@@ -1,5 +1,5 @@
-"""The physical part of the cost: the time of each launch in µs, term by term: what keeps each unit of the fullest SM busy,
-what a chain of waits takes, and what memory takes; put together as units that work beside one another."""
+"""The physical part of the cost: the time of each launch in µs, term by term: what keeps each unit of the fullest SM
+busy, what a chain of waits takes, and what memory takes; put together as units that work beside one another."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""The database as the rest of evoattn sees it: records in, records out, sentences for what goes wrong; and which recorded
-trial a user means."""
+"""The database as the rest of evoattn sees it: records in, records out, sentences for what goes wrong; and which
+recorded trial a user means."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""One of those who are timed: a CUDA graph of calls, how many of them, and a sample of their time; and whether it does the
-same work when it is timed."""
+"""One of those who are timed: a CUDA graph of calls, how many of them, and a sample of their time; and whether it does
+the same work when it is timed."""
 
 from collections.abc import Collection, Sequence
 from math import ceil
