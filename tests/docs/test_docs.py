@@ -1,4 +1,5 @@
-"""The documentation: links lead somewhere, commands are what the command line takes, examples run, pictures fit."""
+"""The documentation: links lead somewhere, commands are what the command line takes, examples run, pictures fit; pages
+of choices, data and variants say what the tables say; each program has its row."""
 
 import ast
 import inspect
@@ -15,7 +16,13 @@ import typer
 
 import evoattn
 from evoattn.cli.main import app
+from evoattn.cost import measurements
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
+from evoattn.model.problem import OPERATIONS
+from evoattn.model.shape_text import parse_shape
+from evoattn.portfolio.pick import list_for
 from evoattn.search.api import search
 from scripts import results_page
 from tests.test_architecture import LAYERS
@@ -236,3 +243,186 @@ def test_prose_keeps_to_120_columns(name):
     """Tables, headings, commands and links may be longer."""
     lines = FENCE.sub("", PLACES[name].read_text()).splitlines()
     assert not [line for line in lines if len(line) > 120 and not line.startswith(("|", "#")) and "](" not in line]
+
+
+AHEAD = (*OPERATIONS, "deterministic")
+"""Words of a kind that come before its head_dim."""
+
+
+def test_the_kinds_are_those_of_the_list():
+    listed = list_for(GPUS["h100"])
+    assert listed
+    rows = re.findall(r"^\| (8|16|32) \| (.+?) \| (.+?) \|$", (ROOT / "docs/choice.md").read_text(), re.MULTILINE)
+    said = set()
+    for bits, variants, each in ((bits, one, each) for bits, several, each in rows for one in several.split("; ")):
+        words = variants.removeprefix("none").split()
+        of = [bits, *(word for word in words if word in AHEAD)]
+        behind = [word for word in words if word not in AHEAD]
+        said |= {" ".join((*of, f"d{dims.strip().replace('/', ' dv')}", *behind)) for dims in each.split(",")}
+    assert said == set(listed.kinds)
+
+
+def test_the_cards_are_those_of_the_list():
+    listed = list_for(GPUS["h100"])
+    text = (ROOT / "docs/choice.md").read_text()
+    assert listed and f"The {' and the '.join(card.upper() for card in listed.cards)} were timed." in text
+
+
+def test_every_campaign_has_its_row():
+    folder = ROOT / "reports/measurements"
+    rows = re.findall(r"^\| ([a-z, ]+) \| H\d+", (folder / "README.md").read_text(), re.MULTILINE)
+    names = [name for path in measurements.files() for name in measurements.names(path)]
+    letters = {re.sub(r".*-|\d*$", "", name) for name in names}
+    assert letters == {letter for row in rows for letter in row.split(", ")}
+
+
+SHAPE = "B=2,H=8,Hkv=2,S=1024,D=64,dtype=bf16,layout=bshd,mask=full"
+ROWS = {
+    "scale": ("scale=0.1",),
+    "window, softcap, sinks, slopes, bias, expressions": (
+        *("window=128:0", "softcap=50", "sink=1", "alibi=1", "bias=hs", "score=s*2"),
+    ),
+    "keys in use, pages": ("seqused=16:1024", "seqused=16:1024,page=16"),
+    "packed sequences": ("varlen=16:1024",),
+    "a block list": ("blocks=128x128:300+700",),
+    "head_dim of V": ("Dv=128",),
+    "K and V of 8 bits": ("kv=e4m3", "kv=int8,scales=token"),
+}
+LATENT = "B=2,H=16,Hkv=1,Sq=1,Sk=1024,D=192,Dv=128,shared_kv=1,dtype=bf16"
+
+
+def cells():
+    """(variant, family, what the page says), `the others` for the families without a column."""
+    lines = (ROOT / "docs/variants.md").read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| variant | flash_wgmma"))
+    names = [word.strip() for word in lines[start].strip("|").split("|")][1:]
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return
+        what, *said = (word.strip() for word in line.strip("|").split("|"))
+        yield from ((what, named, text) for named, text in zip(names, said, strict=True))
+
+
+@pytest.mark.parametrize("what, named, said", list(cells()))
+def test_a_family_serves_what_the_page_says(what, named, said):
+    shown = {family for _, family, _ in cells()} - {"the others"}
+    families = [named] if named in registry.FAMILIES else sorted(set(registry.FAMILIES) - shown)
+    shapes = [f"{SHAPE},{words}" for words in ROWS.get(what, ())] or [LATENT]
+    if named == "latent_wgmma":
+        shapes = [f"{LATENT},{words}" for words in ROWS.get(what, ()) if "Dv" not in words] or shapes
+    for family in map(registry.lookup, families):
+        plain = family.why_unsupported(parse_shape(LATENT if named == "latent_wgmma" else SHAPE), GPUS["h100"])
+        for shape in shapes:
+            why = family.why_unsupported(parse_shape(shape), GPUS["h100"])
+            assert (why is None) == (said != "no") or (plain and named == "the others"), (family.name, shape, why)
+
+
+RANGES = [(named, said) for what, named, said in cells() if what == "head_dim of V" and said != "no"]
+
+
+@pytest.mark.parametrize("named, said", RANGES)
+def test_the_widths_of_v_are_those_of_the_page(named, said):
+    least, most = map(int, said.split(" to "))
+    below = least - 8 or 4  # the widths that a problem may have: 4 and multiples of 8
+    for width, served in ((below, False), (least, True), (most, True), (most + 8, False)):
+        why = registry.lookup(named).why_unsupported(parse_shape(f"{SHAPE},Dv={width}"), GPUS["h100"])
+        assert (why is None) == served, (width, why)
+
+
+def test_packed_sequences_have_no_bias():
+    shape = f"{SHAPE},varlen=16:1024,bias=hs"
+    with pytest.raises(ValueError, match="bias"):
+        parse_shape(shape)
+
+
+OF_PROGRAMS = "scripts", "benchmarks", "tests"
+COMMAND = re.compile(
+    rf"\bpython3?\s+(?:(scripts/[a-z][\w/]*)\.py|-m\s+((?:{'|'.join(OF_PROGRAMS)})\.[a-z][\w.]*))(.*)", re.DOTALL
+)
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+PLACE = re.compile(r"\b(?:benchmarks|docs|evoattn|reports|scripts|search_spaces|templates|tests)/[\w./*?-]*\w")
+"""Of a file or a folder; may have wildcards."""
+
+
+def programs() -> dict[str, ast.Module]:
+    """What can be started, e.g. `scripts/cubins` or `tests/fuzz`, parsed."""
+    found = {}
+    for path in tracked("*.py"):
+        place = path.relative_to(ROOT)
+        if place.parts[0] in OF_PROGRAMS and "\nif __name__ ==" in (text := path.read_text()):
+            found[place.with_suffix("").as_posix().removesuffix("/__main__")] = ast.parse(text)
+    return found
+
+
+PROGRAMS = programs()
+
+
+def options(name: str) -> set[str]:
+    """What a script's parser takes by name."""
+    nodes = list(ast.walk(PROGRAMS[name]))
+    words = [arg for node in nodes if adds(node) for arg in node.args]
+    loops = [node for node in nodes if isinstance(node, ast.For) and any(map(adds, ast.walk(node)))]
+    texts = [word.value for word in words if isinstance(word, ast.Constant)]
+    looped = [word for loop in loops for word in ast.walk(loop.iter) if isinstance(word, ast.Constant)]
+    texts += [f"--{word.value.lstrip('-')}" for word in looped]
+    return {"--help", *(text for text in texts if text.startswith("--"))}
+
+
+def adds(node: ast.AST) -> bool:
+    """Whether it is a call of `add_argument`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """(program, its words) of every command in a text, up to two spaces, a comment, or `--`: words of another program
+    stand behind it."""
+    found = []
+    for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines():
+        if match := COMMAND.search(line.strip()):
+            words = re.split(r"  | #|-- |`", match[3])[0]
+            found.append((match[1] or match[2].replace(".", "/"), words.strip()))
+    return found
+
+
+def quoted(page: Path) -> list[tuple[str, str]]:
+    """Commands in a page's blocks, and between its backticks, where they may go on in a second line."""
+    text = page.read_text()
+    blocks = [block for _, language, block in FENCE.findall(text) if not language]
+    inline = [words.replace("\n", " ") for words in re.findall(r"`([^`]+)`", FENCE.sub("", text))]
+    return commands("\n".join([*blocks, *inline]))
+
+
+def test_the_page_names_every_program():
+    rows = re.findall(r"^\| `(.+?)`", (ROOT / "scripts/README.md").read_text(), re.MULTILINE)
+    named = {program for row in rows for program, _ in commands(row)}
+    shells = {row for row in rows if row.endswith(".sh")}
+    assert named == set(PROGRAMS), "scripts/README.md has a row per program"
+    assert shells == {path.relative_to(ROOT).as_posix() for path in tracked("*.sh") if path.parent.name != ".ci"}
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if not name.startswith("reports/")])  # a log of its day
+def test_pages_start_scripts_with_options_that_they_have(name):
+    for script, words in quoted(PLACES[name]):
+        assert script in PROGRAMS, f"{name} starts {script}"
+        unknown = set(OPTION.findall(words)) - options(script)
+        assert not unknown, f"{name}: {script} has no {unknown}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_scripts_say_what_they_take(name):
+    """The options and the places that a script's help names are there."""
+    said = ast.get_docstring(PROGRAMS[name]) or ""
+    usage = [line for line in said.splitlines() if COMMAND.search(line)]
+    for script, words in commands("\n".join(usage)):
+        unknown = set(OPTION.findall(words)) - options(script)
+        assert not unknown, f"{name}: {script} has no {unknown}"
+    for place in PLACE.findall(said):
+        assert list(ROOT.glob(re.sub(r"(\.npz)/.*", r"\1", place))), f"{name} names {place}"  # a campaign of a card
+
+
+def test_commands_are_found():
+    """So that the tests above hold something."""
+    text = "python -m tests.cheats --offline \\\n  --db F  # --not\nnice python3 scripts/floors.py --jobs 2 -- --that"
+    assert commands(text) == [("tests/cheats", "--offline --db F"), ("scripts/floors", "--jobs 2")]
+    assert options("tests/cheats") == {"--help", "--offline", "--db"}
+    assert sum(len(quoted(page)) for page in PLACES.values()) > 40

@@ -7,7 +7,7 @@ import pytest
 from evoattn.evaluation.memory import Memory
 from evoattn.model.shape_text import parse_shape
 from evoattn.timing.timer import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, Timer, repeat
-from tests.timing.clocked import CpuBackend, Kernel, Passed
+from tests.timing.device_clock import CpuBackend, Kernel, Passed
 
 SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
@@ -10,14 +12,15 @@ from unittest import mock
 import pytest
 
 from evoattn.evaluation.process import Ending, Handler
-from evoattn.evaluation.workers import START_TRIES, WorkerFailed
+from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
 from evoattn.fleet import base, ray_fleet, ray_node, ray_worker
-from evoattn.fleet.facts import NodeDiffers, facts_here
+from evoattn.fleet.facts import NodeDiffers, _hash, facts_here
 from evoattn.fleet.ray_fleet import FREE_SECONDS, RayFleet
 from evoattn.fleet.ray_node import packed
-from evoattn.fleet.ray_worker import GONE_SECONDS, START_SECONDS, RayBoard, RayCompiler
+from evoattn.fleet.ray_worker import GONE_SECONDS, START_SECONDS, RayBoard, RayCompiler, RayWorker
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice
+from evoattn.model.paths import SEARCH_SPACES
 from tests.fleet import fake_cluster
 
 
@@ -262,3 +265,56 @@ def test_a_board_has_a_process_that_may_be_killed(cluster, clock, monkeypatch):
     assert one.poll().ending is Ending.TIMEOUT and one.actor is not before
     assert cluster.asked("kill")[kills:] == [before, before] and one.poll() is None and one.ready
     assert RayBoard.several(boards) is boards
+
+
+class Worker(RayWorker):
+    """Of no cluster."""
+
+    def __init__(self):
+        BaseWorker.__init__(self)
+        self._siblings, self._since = (self,), 0.0
+
+    def submit(self, tag, task, seconds): ...
+
+    def stop(self): ...
+
+    def _start(self): ...
+
+    def _forget(self): ...
+
+
+def test_ray_sends_nothing_home(monkeypatch):
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(FailedRun, match="needs Ray"):
+        RayFleet("local")
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_one_worker_that_is_up_is_enough():
+    workers = Worker.several([Worker(), Worker()])
+    workers[0].ready, workers[1].failures_to_start = True, START_TRIES
+    for worker in workers:
+        worker.check()
+    workers[0].ready = False
+    with pytest.raises(WorkerFailed, match="failed to start"):
+        workers[1].check()
+    with pytest.raises(WorkerFailed, match="has taken work"):
+        workers[0].check()
+
+
+@pytest.mark.parametrize("jobs, boards, expected", [(None, 3, 5), (None, 9, 1), (None, 0, 8), (2, 3, 2)])
+def test_each_gpu_s_actor_has_a_core_of_its_own(jobs, boards, expected):
+    fleet = RayFleet.__new__(RayFleet)
+    fleet._ray, fleet._jobs, fleet._boards = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0}), jobs, [0] * boards
+    assert fleet.jobs == expected
+
+
+def test_search_spaces_have_to_be_alike(tmp_path):
+    assert _hash(SEARCH_SPACES, "*.yaml") in facts_here()["templates"]
+    (tmp_path / "a.yaml").write_text("1")
+    one = _hash(tmp_path, "*.yaml")
+    (tmp_path / "a.yaml").write_text("2")
+    two = _hash(tmp_path, "*.yaml")
+    (tmp_path / "a.yaml").rename(tmp_path / "b.yaml")
+    assert len({one, two, _hash(tmp_path, "*.yaml")}) == 3

@@ -20,7 +20,7 @@ ROOMS = {
     "search": Room(("evoattn/search/*.py",), ("tests/search", "tests/cli/test_try.py", "tests/export/test_command.py")),
     "finals": Room(
         ("evoattn/engine/finals.py", "evoattn/search/finalists.py"),
-        ("tests/search/test_finalists.py", "tests/cheats/test_contest.py", "tests/search/test_finals.py"),
+        ("tests/search/test_finals.py", "tests/cheats/test_contest.py", "tests/search/test_finals.py"),
     ),
     "ranking": Room(("evoattn/timing/ranking.py",), ("tests/timing/test_ranking.py",)),
     "storage": Room(("evoattn/storage/*.py",), ("tests/storage",)),
@@ -100,13 +100,13 @@ ROOMS = {
         ),
         (
             *(DECISIONS, ANSWERS),
-            *("tests/ops/test_training*.py", "tests/ops/test_backward_picks.py", "tests/ops/test_flex_gradients.py"),
+            *("tests/ops/test_training*.py", "tests/ops/test_portfolio_picks.py", "tests/ops/test_flex_gradients.py"),
             *(
                 "tests/correctness/test_gradients.py",
                 "tests/families/test_backward*.py",
                 "tests/peers/test_backward.py",
             ),
-            *("tests/integrations/test_models_that_train.py", "tests/benchmarks/test_backward.py"),
+            *("tests/integrations/test_models_that_train.py", "tests/benchmarks/test_programs.py"),
         ),
     ),
     "serving": Room(

@@ -1,13 +1,17 @@
-"""`evoattn.attention` with a fake device: what reaches the launch, and that the answer is right."""
+"""`evoattn.attention` with a fake device: what reaches the launch, and that the answer is right; under autocast, and
+with a value of another head_dim than key's, which may be key's first columns."""
 
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+import evoattn
 from evoattn.ops.attention import attention, attention_paged, attention_varlen
 from evoattn.ops.explain import explain
+from evoattn.ops.runtime import Runtime, current
 from tests.ops.fake_device import near, reference, tensors
 
 
@@ -168,3 +172,132 @@ def test_none_is_no_soft_cap(device, words):
 def test_what_is_no_bool_is_no_flag(device, words):
     with pytest.raises(TypeError, match="must be bool, not"):
         attention(*tensors(kv_heads=4), **words)
+
+
+def plain(q, k, v, **words):
+    """Without the log-sum-exp."""
+    out = attention(q, k, v, **words)
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("device_is_there", [True, False])
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"softcap": 5.0}, {"attn_mask": torch.zeros(37, 45)}, {"dropout_p": 0.5}, {"return_lse": True}],
+    ids=lambda words: next(iter(words), "plain"),
+)
+def test_autocasts_dtype_is_that_of_a_given_out(device, tmp_path, device_is_there, words):
+    """As of the answer that SDPA makes anew."""
+    q, k, v = (tensor.float() for tensor in tensors(kv_heads=4))
+    out = torch.zeros(q.shape, dtype=torch.bfloat16)
+    runtime = current.runtime() if device_is_there else Runtime(None, current.best_known, tmp_path)
+    with current.use(runtime), torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.manual_seed(1)
+        expected = plain(q, k, v, **words)
+        torch.manual_seed(1)
+        assert plain(q, k, v, out=out, **words) is out
+        with pytest.raises(ValueError, match=r"out must be a torch\.bfloat16 tensor"):
+            plain(q, k, v, out=torch.zeros_like(q), **words)
+    assert out.any() and torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"softcap": 50.0}, {"alibi_slopes": torch.tensor([0.3, 0.7, 1.3, 0.1])}],
+    ids=["plain", "a soft cap", "slopes"],
+)
+def test_autocast_does_not_round_scores(device, words):
+    q, k, v = (4 * tensor for tensor in tensors(kv_heads=4))
+    expected = attention(q, k, v, return_lse=True, **words)
+    with torch.autocast("cpu", dtype=torch.float16):
+        answer, lse = attention(q, k, v, return_lse=True, **words)
+    assert lse.dtype == torch.float32 and torch.equal(lse, expected[1])
+    assert torch.equal(answer, expected[0])
+
+
+@pytest.mark.parametrize("words", [{}, {"attn_mask": torch.zeros(37, 45)}], ids=["plain", "a mask"])
+@pytest.mark.parametrize("empty", ["queries", "columns of value"])
+def test_an_empty_answer_has_autocasts_dtype(tmp_path, empty, words):
+    """Its formula, which torch's autocast does not know, gives it."""
+    q, k, v = (tensor.float() for tensor in tensors(kv_heads=4))
+    q, v = (q[:, :, :0], v) if empty == "queries" else (q, v[..., :0])
+    words = {name: mask[: q.shape[2]] for name, mask in words.items()}
+    with current.use(Runtime(None, current.best_known, tmp_path)), torch.autocast("cpu", dtype=torch.bfloat16):
+        answer, expected = attention(q, k, v, **words), F.scaled_dot_product_attention(q, k, v, **words)
+    assert answer.dtype == expected.dtype == torch.bfloat16 and answer.shape == expected.shape
+
+
+def inputs(value_dim, **shape):
+    q, k, _ = tensors(**shape)
+    return q, k, tensors(**{**shape, "head_dim": value_dim})[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("value_dim", [32, 128])
+def test_a_kernel_answers_with_value_s_head_dim(device, layout, value_dim):
+    q, k, v = inputs(value_dim, layout=layout)
+    answer, lse = attention(q, k, v, is_causal=True, enable_gqa=True, return_lse=True, strict=True)
+    assert answer.shape == (2, 4, 37, value_dim) and lse.shape == (2, 4, 37)
+    assert near(answer, reference(q, k, v, is_causal=True))
+    assert (answer.stride(1) < answer.stride(2)) == (layout == "bshd")
+    out = torch.empty(2, 37, 4, value_dim, dtype=q.dtype).transpose(1, 2)
+    assert attention(q, k, v, is_causal=True, enable_gqa=True, out=out, strict=True) is out
+    torch.testing.assert_close(out, answer)
+
+
+def test_a_variant_too(device):
+    q, k, v = inputs(32)
+    answer = attention(q, k, v, window=(44, 44), sinks=torch.full((4,), -torch.inf), enable_gqa=True, strict=True)
+    assert near(answer, reference(q, k, v))
+
+
+def test_torch_serves_what_no_kernel_does(device):
+    q, k, v = (t.double() for t in inputs(32))
+    torch.testing.assert_close(attention(q, k, v, enable_gqa=True), reference(q, k, v))
+
+
+def test_a_value_within_key_is_read_out_of_key(device):
+    q, k, _ = inputs(32)
+    for _ in range(2):
+        answer = attention(q, k, k[..., :32], enable_gqa=True, strict=True)
+        assert near(answer, reference(q, k, k[..., :32]))
+    assert device.loads == 1 and device.launches[-1].addresses[2] == k.data_ptr()
+    elsewhere = torch.randn_like(k)[..., :32]  # of the same shape and strides
+    assert near(attention(q, k, elsewhere, enable_gqa=True), reference(q, k, elsewhere))
+
+
+def test_a_value_that_only_looks_so_is_no_part_of_key(device):
+    q, k, _ = tensors()
+    elsewhere = torch.randn_like(k)[..., :32]
+    for _ in range(2):
+        assert near(attention(q, k, elsewhere, enable_gqa=True, strict=True), reference(q, k, elsewhere))
+
+
+def test_a_value_without_columns_is_no_plain_problem(device):
+    """A head_dim of value of 0 says in a problem that it is that of key."""
+    q, k, v = tensors()
+    assert attention(q, k, v[..., :0], enable_gqa=True).shape == (2, 4, 37, 0) and not device.loads
+    assert "a tensor is empty" in evoattn.explain(q, k, v[..., :0], enable_gqa=True)
+
+
+@pytest.mark.slow
+def test_compiled_code_knows_the_shape(device):
+    torch.compiler.reset()
+    q, k, v = inputs(32, layout="bshd")
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, enable_gqa=True) * 2, fullgraph=True, backend="aot_eager"
+    )
+    assert near(compiled(q, k, v), 2 * reference(q, k, v)) and device.launches
+
+
+def test_a_recorded_call_says_it(device):
+    q, k, v = inputs(32)
+    with evoattn.capture() as shapes:
+        attention(q, k, v, enable_gqa=True)
+        attention(q, k, k[..., :32], enable_gqa=True)
+    assert [entry.problem.describe() for entry in shapes.entries] == [
+        "B=2 H=4/2 Sq=37 Sk=45 D=64 Dv=32 fp16 full",
+        "B=2 H=4/2 Sq=37 Sk=45 D=64 Dv=32 fp16 full shared_kv",
+    ]
+    assert evoattn.explain(q, k, v, enable_gqa=True).startswith("flash_wgmma")

@@ -1,5 +1,5 @@
 """What the shipped portfolio picks can be launched by the op: kernels of drawn problems of each kind, of any
-family."""
+family; backward passes as calls have them: every buffer of their launches has its place."""
 
 import pytest
 import torch
@@ -7,17 +7,21 @@ import torch
 import evoattn
 from evoattn.backends.loaded import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
 from evoattn.families.base import SOFTMAX_SCALE_LOG2
+from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
-from evoattn.ops.call import strided
+from evoattn.model.launch import Buffer, TensorMap
+from evoattn.ops.call import Call, StridedProblem, strided
 from evoattn.ops.choice import Choice, Refusal, choose
+from evoattn.ops.gradients import expected
 from evoattn.ops.runtime import current
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import DRAWS, PLAIN, WIDE
-from tests.ops.fake_device import FakeDevice, build, fake_runtime
+from tests.ops.fake_device import FakeDevice, build, fake_runtime, tensors
+from tests.ops.stand_in import stand_in
 
 SEED, COUNT = 4711, 30
 ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 3 + len(TERMS)))
-FAMILIES = {
+SERVED_BY = {
     "latent_paged": {"latent_wgmma"},
     PLAIN: {"flash_wgmma", "split_kv"},
     WIDE: {"large_head_mma"},
@@ -55,7 +59,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind, tmp_path):
         cubin = build(choice.family, problem, choice.config, choice.gpu, tmp_path)
         for packed in LoadedKernel(cubin.code, device, -1).bound(scaled, places):
             packed.bind(ADDRESSES)
-    assert FAMILIES.get(kind, {"flash_wgmma", "split_kv"}) <= families
+    assert SERVED_BY.get(kind, {"flash_wgmma", "split_kv"}) <= families
 
 
 def test_a_latent_cache_in_pages_has_a_kernel_that_was_measured(tmp_path):
@@ -78,3 +82,32 @@ def test_a_latent_cache_in_pages_has_a_kernel_that_was_measured(tmp_path):
     (problem, found), *_ = asked
     assert problem.shared_kv and problem.page == 64 and (problem.head_dim, problem.head_dim_v) == (576, 512)
     assert found.family == "latent_wgmma" and not found.estimated
+
+
+H100 = GPUS["h100"]
+CALLS = {
+    "plain": {},
+    "lse": {"return_lse": True},
+    "causal": {"mask": "causal_lower_right", "window": (9, -1)},
+    "scale": {"scale": 0.3},
+    "sinks": {"terms": (torch.ones(4).half().requires_grad_(), *[None] * 6)},
+    "bias": {"terms": (None, None, torch.ones(1, 4, 1, 45).half().requires_grad_(), *[None] * 4)},
+}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("name", list(CALLS))
+def test_every_buffer_has_its_place(name, layout):
+    call = Call(*tensors(layout=layout), enable_gqa=True, **CALLS[name])
+    problem = expected(call).problem()
+    assert isinstance(problem, StridedProblem)
+    assert problem.strides("do") == problem.strides("o") and problem.strides("dk") == call.key.stride()
+    assert problem.grads == (name if name in ("sinks", "bias") else "") and problem.lse == (name == "lse")
+    picked = stand_in(problem.as_searched, H100)
+    family, config = FAMILIES[picked.family], picked.config
+    assert not family.why_impossible(problem, config, H100)
+    places = tensor_places(problem) | scratch_places(family.workspace(problem, config, H100))[0]
+    for launch in Choice(family, config, problem, H100, "").launches(None):
+        for argument in launch.args:
+            if isinstance(argument, Buffer | TensorMap):
+                assert (argument.name if isinstance(argument, Buffer) else argument.buffer) in places

@@ -18,7 +18,7 @@ from evoattn.timing.contest import Contest
 from evoattn.timing.protocol import ORDER
 from evoattn.timing.timed_run import TimingSetup
 from evoattn.timing.timer import Timer
-from tests.timing.clocked import CpuBackend, Kernel, Passed
+from tests.timing.device_clock import CpuBackend, Kernel, Passed
 
 LARGE = parse_shape("B=1,H=2,S=300,D=64,dtype=fp16,mask=full")
 

@@ -1,4 +1,5 @@
-"""YAML from outside is plain values or a refusal: it runs nothing, and does not grow."""
+"""YAML from outside is plain values or a refusal: it runs nothing, and does not grow. Words on the command line and
+configs of any form are values or refusals in one sentence."""
 
 import json
 from dataclasses import replace
@@ -8,8 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoattn.model import safe_yaml
+from evoattn.engine.budget import BudgetError, parse_budget
+from evoattn.model import gpu, safe_yaml
+from evoattn.model.problem import ProblemError
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, Parameter, read_space
+from evoattn.storage import StorageError
+from evoattn.storage.storage import trial_number
+from tests.untrusted.untrusted import JSON, SPACE
 
 
 @given(st.text(max_size=80) | st.text(alphabet="abc:[]{}&*!-|>#? \n\t0123'\"<", max_size=80))
@@ -65,7 +72,7 @@ def test_hostile_yaml_is_refused(tmp_path, text):
         read_space("evil", (), (), tmp_path)
 
 
-SPACE = Parameter("A", (1, 2), "x"), Parameter("B", (False, True), "y", False)
+YAML_SPACE = Parameter("A", (1, 2), "x"), Parameter("B", (False, True), "y", False)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +91,40 @@ SPACE = Parameter("A", (1, 2), "x"), Parameter("B", (False, True), "y", False)
 def test_starting_configs_of_another_form_are_refused(tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_space("odd", SPACE, SPACE, tmp_path)
+        read_space("odd", YAML_SPACE, YAML_SPACE, tmp_path)
 
 
 def test_a_parameter_with_a_default_may_be_left_out(tmp_path):
     (tmp_path / "young.yaml").write_text("starting_configs: [{A: 1}, {A: 2, B: yes}]")
-    space = read_space("young", SPACE, SPACE, tmp_path)
+    space = read_space("young", YAML_SPACE, YAML_SPACE, tmp_path)
     assert [c.params for c in space.starting_configs()] == [{"A": 1, "B": False}, {"A": 2, "B": True}]
     assert space.make_config({"A": 2}) == space.make_config({"B": False, "A": 2})
     with pytest.raises(ConfigError, match=r"missing \['A'\]"):
         space.make_config({"B": True})
-    (one, *_) = SPACE
-    assert len(read_space("young", (replace(one, values=(1,)), SPACE[1]), SPACE, tmp_path).starting) == 1
+    (one, *_) = YAML_SPACE
+    assert len(read_space("young", (replace(one, values=(1,)), YAML_SPACE[1]), YAML_SPACE, tmp_path).starting) == 1
+
+
+SHAPE_WORDS = st.text(alphabet="BHSDqkv=,0123456789dtypefloat16mask _-.e\n\"'\x1b", max_size=60)
+
+
+@pytest.mark.slow
+@given(st.text(max_size=40) | SHAPE_WORDS)
+def test_shapes_budgets_gpus_and_trial_numbers(text):
+    for parse, error in (
+        (parse_shape, ProblemError),
+        (parse_budget, BudgetError),
+        (gpu.lookup, gpu.GpuError),
+        (trial_number, StorageError),
+    ):
+        try:
+            parse(text)
+        except error as refusal:
+            assert str(refusal)
+
+
+@pytest.mark.slow
+@given(st.dictionaries(st.sampled_from(SPACE.names()) | st.text(max_size=5), JSON, max_size=14))
+def test_configs_are_of_the_space_or_refused(params):
+    with pytest.raises(ConfigError):
+        SPACE.make_config(params)
