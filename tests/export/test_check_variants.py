@@ -17,7 +17,7 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.model.shape_text import parse_shape
 from evoattn.storage import StorageError
 from tests.export import kernels
-from tests.export.test_launches import cuda_include
+from tests.export.test_host_code import cuda_include
 
 pytestmark = pytest.mark.slow
 MAIN = """

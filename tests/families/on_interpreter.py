@@ -1,4 +1,5 @@
-"""Kernels of a family as they are or with a fault in them, and what the interpreter says of them."""
+"""Kernels of a family as they are or with a fault in them, and what the interpreter says of them. Problems and configs
+of families' tests. What the tests of the families over a latent cache share."""
 
 from collections.abc import Callable
 
@@ -7,10 +8,12 @@ from evoattn.correctness.cases import make_case, proof_of
 from evoattn.correctness.validate import check
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import load_space
 from evoattn.families.render import render
-from evoattn.model.gpu import GpuSpec
+from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from tests.support.compiles import compile_kept, ptx_kept
 from tests.support.source_edits import replaced
@@ -59,3 +62,16 @@ def small_faults(kernel: BuiltKernel, problem: AttentionProblem, cases: slice = 
         if not result.passed:
             return [result.reason]
     return []
+
+
+def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, batch=1, **rest) -> AttentionProblem:
+    return AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
+
+
+def configs(family, gpu, base):
+    """A function that makes a config of `base` with other genes."""
+    return lambda **genes: load_space(family, gpu).make_config(base | genes)
+
+
+H100 = GPUS["h100"]
+NARROW = parse_shape("B=2,H=8,Hkv=1,Sq=1,Sk=3000,D=192,Dv=128,dtype=bf16,shared_kv=1")

@@ -6,7 +6,7 @@ from evoattn.families.backward_mma.family import BackwardMma
 from evoattn.families.backward_mma.resources import key_steps
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from tests.families.made import configs
+from tests.families.on_interpreter import configs
 
 FAMILY, L4, H100 = BackwardMma(), GPUS["l4"], GPUS["h100"]
 BASE = dict(

@@ -3,7 +3,7 @@
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_mma.resources import FlashMmaGenes, registers_needed
 from evoattn.model.gpu import GPUS
-from tests.families.made import configs, problem
+from tests.families.on_interpreter import configs, problem
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = dict(

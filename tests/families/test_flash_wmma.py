@@ -3,7 +3,7 @@
 from evoattn.families.flash_wmma.family import FlashWmma
 from evoattn.families.flash_wmma.resources import FlashWmmaGenes, smem_bytes, smem_parts
 from evoattn.model.gpu import GPUS
-from tests.families.made import configs, problem
+from tests.families.on_interpreter import configs, problem
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
 BASE = dict(

@@ -10,8 +10,7 @@ from evoattn.correctness.validate import check
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
-from tests.families.made import configs
-from tests.families.on_interpreter import built, judged
+from tests.families.on_interpreter import built, configs, judged
 
 H100, FAMILY = GPUS["h100"], FAMILIES["fp8_wgmma"]
 SMALL = replace(H100, sm_count=2)

@@ -3,9 +3,7 @@
 import pytest
 
 from evoattn.families.registry import FAMILIES
-from tests.families.latent import H100, NARROW
-from tests.families.made import configs
-from tests.families.on_interpreter import built, small_faults
+from tests.families.on_interpreter import H100, NARROW, built, configs, small_faults
 
 EIGHT = NARROW.with_(shared_kv=False, rotary_apart=True, kv="e4m3", scales="columns")
 FAMILY = FAMILIES["latent_columns"]

@@ -2,7 +2,7 @@
 
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.shape_text import lookup
-from tests.families.latent import H100, NARROW
+from tests.families.on_interpreter import H100, NARROW
 
 FAMILY = FAMILIES["latent_wgmma"]
 BASE = dict(BLOCK_M=64, BLOCK_N=32, STAGES=2, RESCALE="always", SPLITS=1)

@@ -10,8 +10,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import named_problems
 from evoattn.search.starting import starting_configs
-from tests.families.made import configs
-from tests.families.on_interpreter import built
+from tests.families.on_interpreter import built, configs
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 BASE = dict(

@@ -8,8 +8,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.search.starting import starting_configs
-from tests.families.made import configs, problem
-from tests.families.on_interpreter import built
+from tests.families.on_interpreter import built, configs, problem
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
 BASE = dict(

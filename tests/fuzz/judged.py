@@ -1,16 +1,182 @@
-"""One drawn call, run and judged."""
+"""One drawn call, run and judged. The answer of a drawn call by the formula, and how far from it an honest kernel may
+be. Written apart from `evoattn.correctness`, whose reference proves the kernels before they answer."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from evoattn.ops.torch_answer import NoKernel
 from tests.fuzz.calls import Call
-from tests.fuzz.exact import why_wrong
 from tests.fuzz.made import POISON, Made, Maker, called, explained, within
 from tests.fuzz.ways import Answer, has_same_bits, made_by
+
+SCORES_AT_ONCE = 1 << 26
+LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
+FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence of a call: `q` [heads, rows, dim], `k` and `v` [kv_heads, keys, dim], `bias` that fits the scores;
+    `out` [heads, rows, dim of v] and `lse` [heads, rows] are the places of its answer."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    out: Tensor
+    lse: Tensor
+
+
+def sequences(call: Call, made: Made, out: Tensor, lse: Tensor) -> Iterator[Sequence]:
+    """Each with views of `out` (as the call answers) and of `lse` [batch, heads, rows]; packed ones [heads, rows]."""
+    if call.op == "varlen":
+        assert made.starts is not None
+        ends = [one.tolist() for one in made.starts]
+        for q0, q1, k0, k1 in zip(ends[0], ends[0][1:], ends[1], ends[1][1:], strict=False):
+            parts = (tensor[a:b].transpose(0, 1) for tensor, a, b in ((made.q, q0, q1), (made.k, k0, k1)))
+            q, k = parts
+            yield Sequence(q, k, made.v[k0:k1].transpose(0, 1), None, out[q0:q1].transpose(0, 1), lse[:, q0:q1])
+        return
+    if call.op == "mixed":
+        assert made.starts is not None and made.table is not None and made.used is not None
+        bounds = made.starts[0].tolist()
+        for b, (first, end) in enumerate(pairwise(bounds)):
+            keys = int(made.used[b])
+            pages = made.table[b, : -(-keys // call.page)].long()
+            k, v = (cache[pages].flatten(0, 1)[:keys].transpose(0, 1) for cache in (made.k, made.v))
+            q, some = made.q[first:end].transpose(0, 1), out[first:end].transpose(0, 1)
+            yield Sequence(q, k, v, None, some, lse[:, first:end])
+        return
+    used = [call.seqlen_k] * call.batch if made.used is None else made.used.tolist()
+    for b, keys in enumerate(used):
+        if made.table is not None:
+            pages = made.table[b, : -(-keys // call.page)].long()
+            k, v = (cache[pages].flatten(0, 1)[:keys].transpose(0, 1) for cache in (made.k, made.v))
+            yield Sequence(made.q[b].transpose(0, 1), k, v, None, out[b].transpose(0, 1), lse[b])
+            continue
+        bias = None
+        if made.bias is not None:
+            whole = made.bias[(None,) * (4 - made.bias.dim())].expand(-1, -1, -1, call.seqlen_k)
+            bias = whole[b if whole.shape[0] > 1 else 0, ..., :keys]
+        yield Sequence(made.q[b], made.k[b, :, :keys], made.v[b, :, :keys], bias, out[b], lse[b])
+
+
+def fill(call: Call, made: Made, one: Sequence, dtype: torch.dtype) -> float:
+    """Write the sequence's answer, computed in `dtype`; the largest scaled product of a query and a key."""
+    heads, rows, dim = one.q.shape
+    keys = one.k.shape[1]
+    one.out.zero_()
+    one.lse.fill_(-math.inf)
+    scale = dim**-0.5 if call.scale is None else call.scale
+    upper = call.is_causal and call.causal == "upper_left" and call.op == "attention"
+    offset = 0 if upper else keys - rows
+    largest = 0.0
+    if not keys:
+        if made.sinks is not None:
+            one.lse.copy_(made.sinks[:, None].expand(-1, rows))
+        return 0.0
+    k, v = one.k.to(dtype), one.v.to(dtype)
+    step = max(1, SCORES_AT_ONCE // max(1, heads * keys))
+    for first in range(0, rows, step):
+        part = slice(first, min(rows, first + step))
+        q = one.q[:, part].to(dtype).reshape(one.k.shape[0], -1, dim)
+        scores = ((q * scale) @ k.transpose(1, 2)).view(heads, -1, keys)
+        if dtype == torch.float64 and call.dtype == "fp32" and scores.numel():
+            largest = max(largest, scores.abs().max().item())
+        scores = _changed(call, made, one, scores, part, offset)
+        seen = ~torch.isneginf(scores).all(-1, keepdim=True)
+        if made.sinks is not None:
+            scores = torch.cat((scores, made.sinks.to(dtype)[:, None, None].expand(*scores.shape[:2], 1)), -1)
+        weights = torch.softmax(scores, -1)[..., :keys].masked_fill(~seen, 0)
+        one.out[:, part] = (weights.view(one.k.shape[0], -1, keys) @ v).view(heads, -1, v.shape[-1])
+        one.lse[:, part] = torch.logsumexp(scores.double(), -1)
+    return largest
+
+
+def _changed(call: Call, made: Made, one: Sequence, scores: Tensor, part: slice, offset: int) -> Tensor:
+    """Scores after all that comes between the scaled product and the sum."""
+    if call.softcap:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    middle = torch.arange(part.start, part.stop, device=scores.device)[:, None] + offset
+    keys = torch.arange(scores.shape[-1], device=scores.device)
+    if made.slopes is not None:
+        scores = scores - (made.slopes[:, None, None] * (middle - keys).abs()).to(scores.dtype)
+    if one.bias is not None:
+        bias = one.bias if one.bias.shape[-2] == 1 else one.bias[..., part, :]
+        scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias.to(scores.dtype)
+    past, ahead = call.window or (-1, -1)
+    ahead = 0 if call.is_causal else ahead
+    hidden = torch.zeros(middle.shape[0], keys.shape[0], dtype=torch.bool, device=scores.device)
+    if ahead >= 0:
+        hidden |= keys > middle + ahead
+    if past >= 0:
+        hidden |= keys < middle - past
+    return scores.masked_fill(hidden, -math.inf)
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tuple[str, float]:
+    """(What is wrong with an answer, empty if nothing; its largest error as a part of what is allowed).
+
+    flash-attention's rule: no more than twice what the formula in the input's dtype is off, and twice the rounding of
+    the output's (three times the former with a soft cap); the root mean square by the same rule. At least an `eps` of
+    the largest output is allowed; of fp32, which is judged against float64, what rounded scores make."""
+    exact, low = (
+        torch.empty(answer.shape, dtype=dtype, device=answer.device) for dtype in (torch.double, answer.dtype)
+    )
+    sums = torch.empty(
+        (*(made.q.shape[1::-1] if call.op in ("varlen", "mixed") else _rows(call)),), device=answer.device
+    ).double()
+    others = sums.clone()
+    largest = 0.0
+    for right, rough in zip(sequences(call, made, exact, sums), sequences(call, made, low, others), strict=True):
+        largest = max(largest, fill(call, made, right, torch.double))
+        fill(call, made, rough, answer.dtype)
+    if not answer.numel():
+        return "", 0.0
+    if not torch.equal(torch.isnan(answer), nan := torch.isnan(exact)):
+        return f"{int(torch.isnan(answer).sum())} of {answer.numel()} outputs are NaN, not {int(nan.sum())}", math.inf
+    answer, exact, low = (tensor.masked_fill(nan, 0) for tensor in (answer, exact, low))
+    off, apart, eps = answer.double() - exact, low.double() - exact, torch.finfo(answer.dtype).eps
+    rounded = exact.to(answer.dtype)
+    nudged = (rounded + 0.3 - 0.3).double() - rounded.double()
+    size, factor = exact.abs().max().item(), 3 if call.softcap else 2
+    part = 0.0
+    if call.dtype == "fp32":
+        part = FP32_RELATIVE + (2 + math.sqrt(call.head_dim) / 3) * FP32_ROUNDING * largest
+    allowed = max(factor * apart.abs().max().item() + 2 * nudged.abs().max().item(), max(eps, part) * size)
+    allowed_rms = max(factor * _rms(apart) + 2 * _rms(rounded.double() - exact), max(eps / 2, part) * _rms(exact))
+    worst = max(off.abs().max().item() / max(allowed, 1e-30), _rms(off) / max(allowed_rms, 1e-30))
+    if worst > 1:
+        return f"{worst:.2f} times the error that is allowed ({off.abs().max().item():.2e}, {allowed:.2e})", worst
+    return (_why_wrong_lse(lse, sums), worst) if lse is not None else ("", worst)
+
+
+def _rows(call: Call) -> tuple[int, int, int]:
+    return call.batch, call.heads, call.seqlen_q
+
+
+def _why_wrong_lse(lse: Tensor, exact: Tensor) -> str:
+    """-inf exactly where no key is seen, elsewhere off by no more than the polynomial exponential is."""
+    none = torch.isnan(exact) | torch.isposinf(exact)
+    if not torch.equal(torch.isnan(lse) | torch.isposinf(lse), none):
+        return "the log-sum-exp is a number where the formula's is none, or none where that is one"
+    lse, exact = lse.masked_fill(none, 0), exact.masked_fill(none, 0)
+    unseen = torch.isneginf(exact)
+    if not torch.equal(torch.isneginf(lse), unseen):
+        return "the log-sum-exp is -inf elsewhere than where nothing is seen"
+    error = (lse.double() - exact).masked_fill(unseen, 0).abs().max().item()
+    allowed = LSE_ABSOLUTE + LSE_RELATIVE * exact.masked_fill(unseen, 0).abs().max().item()
+    return "" if error <= allowed else f"the log-sum-exp is {error:.2e} off, allowed are {allowed:.2e}"
+
 
 REFUSED = "No kernel serves this call: "
 

@@ -15,8 +15,7 @@ from evoattn.ops.runtime import Runtime, current
 from tests.fuzz import __main__ as op_right
 from tests.fuzz.ahead import compile_one
 from tests.fuzz.calls import Call, drawn
-from tests.fuzz.exact import why_wrong
-from tests.fuzz.judged import _written_beside, judged
+from tests.fuzz.judged import _written_beside, judged, why_wrong
 from tests.fuzz.made import BAND, POISON, Maker, called
 from tests.fuzz.ways import AT_ONCE, WAYS, ways
 from tests.ops.fake_device import BUILT, FakeDevice, fake_runtime

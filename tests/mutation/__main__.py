@@ -38,9 +38,8 @@ from tests.mutation import python_mutants, variants
 from tests.mutation.rooms import ROOMS
 from tests.mutation.settings import Setting, drawn_settings, with_lines, with_most_lines
 from tests.mutation.sources import Mutant, in_turn, mutants_of
-from tests.mutation.table import load_reasons, load_verdicts, survivors, table
 from tests.mutation.variants import VARIANTS, serving
-from tests.mutation.verdicts import SURVIVED, Verdict, judge, run_ptx
+from tests.mutation.verdicts import SURVIVED, Verdict, judge, load_reasons, load_verdicts, run_ptx, survivors, table
 from tests.support.in_processes import in_processes
 
 SETTINGS = 14

@@ -8,7 +8,7 @@ from functools import cache
 
 from tests.mutation import operands, statements, substitutes
 from tests.mutation.code import closing, code_of, top_comma
-from tests.mutation.ptx_words import words
+from tests.mutation.operands import words
 
 _WORDS = (
     *("if", "else", "for", "while", "switch", "return", "sizeof"),

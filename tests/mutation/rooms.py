@@ -28,7 +28,7 @@ ROOMS = {
     "benchmark": Room(
         ("evoattn/timing/benchmark.py",),
         (
-            "tests/timing/test_benchmark.py",
+            "tests/timing/test_timer.py",
             "tests/timing/test_timer.py",
             "tests/cheats/test_timed_path.py",
             "tests/cheats/test_other_outputs.py",
@@ -54,7 +54,7 @@ ROOMS = {
     "integrations": Room(("evoattn/integrations/*.py",), ("tests/integrations",)),
     "timing": Room(("evoattn/timing/*.py",), ("tests/timing", "tests/cheats")),
     "cost": Room(("evoattn/cost/*.py",), (DECISIONS, "tests/cost")),
-    "model": Room(("evoattn/model/*.py",), (DECISIONS, "tests/model", "tests/test_problem.py")),
+    "model": Room(("evoattn/model/*.py",), (DECISIONS, "tests/model")),
     "export": Room(("evoattn/export/*.py",), ("tests/export",)),
     "engine": Room(("evoattn/engine/*.py",), ("tests/search", "tests/portfolio")),
     "peers": Room(("evoattn/peers/*.py",), ("tests/peers",)),
@@ -106,7 +106,7 @@ ROOMS = {
                 "tests/families/test_backward*.py",
                 "tests/peers/test_backward.py",
             ),
-            *("tests/integrations/test_models_that_train.py", "tests/benchmarks/test_programs.py"),
+            *("tests/integrations/test_model_copies.py", "tests/benchmarks/test_programs.py"),
         ),
     ),
     "serving": Room(
@@ -119,10 +119,10 @@ ROOMS = {
         ),
         (
             DECISIONS,
-            *(f"tests/ops/test_{name}.py" for name in ("append", "merge", "mixed", "growing", "varlen", "attention")),
+            *(f"tests/ops/test_{name}.py" for name in ("beside", "mixed", "growing", "varlen", "attention")),
             *("tests/families/test_append_kv.py", "tests/families/test_merge_parts.py", "tests/operation"),
             *(f"tests/integrations/test_{name}.py" for name in ("vllm", "sglang", "static_cache", "flash_attn_*")),
-            *("tests/model/test_sequences.py", "tests/correctness", "tests/families/test_every_family.py"),
+            *("tests/model/test_used_keys.py", "tests/correctness", "tests/families/test_every_family.py"),
         ),
     ),
     "fp8": Room(
@@ -135,7 +135,7 @@ ROOMS = {
         (
             DECISIONS,
             *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
-            *("tests/ops/test_append.py", "tests/ops/test_merge.py", "tests/ops/test_facts_of_calls.py"),
+            *("tests/ops/test_beside.py", "tests/ops/test_beside.py", "tests/ops/test_facts_of_calls.py"),
             *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),
             *("tests/families/test_every_family.py", "tests/integrations/test_flash_attn_*.py"),
         ),

@@ -15,9 +15,8 @@ from tests.mutation.changes import changes_of
 from tests.mutation.python_mutants import equivalents
 from tests.mutation.rooms import ROOMS
 from tests.mutation.sources import bare_lines, changes_in, files_of, mutants_of
-from tests.mutation.table import Reason, load_reasons, survivors, table
 from tests.mutation.variants import serving, settings_of
-from tests.mutation.verdicts import SURVIVED, Verdict
+from tests.mutation.verdicts import SURVIVED, Reason, Verdict, load_reasons, survivors, table
 
 TEXT = """// if (a < b) wait();
 __device__ void f(int lane, int* p_smem) {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.ptx.golden.hopper import run_hopper
+from tests.ptx.golden.harness import run_hopper
 
 LEAVES = """
 __device__ __forceinline__ void load(uint32_t to, const void* from, int bytes, uint32_t barrier) {

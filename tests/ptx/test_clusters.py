@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.ptx.golden.hopper import run_hopper
+from tests.ptx.golden.harness import run_hopper
 
 KERNEL = """
 __device__ void store_remote(uint32_t address, int value) {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evoattn.ptx import ImpossibleLaunch
-from tests.ptx.golden.hopper import run_hopper, swizzle_address, tiled
+from tests.ptx.golden.harness import run_hopper, swizzle_address, tiled
 
 LOAD = """
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, const uint16_t* source, uint16_t* out, ARGUMENTS) {

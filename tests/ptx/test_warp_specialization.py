@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from evoattn.families.flash_wgmma.text import wgmma_function
-from tests.ptx.golden.hopper import run_hopper, tiled
+from tests.ptx.golden.harness import run_hopper, tiled
 
 TILES, STAGES, BYTES = 5, 2, 64 * 64 * 2
 # D[64, 64] = Σ A[64, 64] B_i[64 keys, 64]ᵀ over the tiles, for each of two consumer warpgroups with an A of its own; D

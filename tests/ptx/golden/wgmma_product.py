@@ -7,7 +7,7 @@ import numpy as np
 from evoattn.families.flash_wgmma.text import EightBits, wgmma_function
 from evoattn.ptx import Execution
 from evoattn.ptx.isa.eight_bits import VALUES
-from tests.ptx.golden.hopper import accumulators_to_matrix, run_hopper, swizzle_address
+from tests.ptx.golden.harness import accumulators_to_matrix, run_hopper, swizzle_address
 
 KERNEL = """
 MULTIPLY

@@ -1,13 +1,27 @@
-"""Waves add up their waits, busy units add up over the blocks of an SM, memory counts what L2 does not hold."""
+"""Waves add up their waits, busy units add up over the blocks of an SM, memory counts what L2 does not hold. The
+closed forms of the work agree with what the interpreter counts of the compiled kernels. What the trees of the cost
+model may ask of a problem and a config."""
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.cost.cost import physical_part
+from evoattn.cost.features import features
+from evoattn.cost.fitted import load
 from evoattn.cost.physics import launch_terms
+from evoattn.families import registry
 from evoattn.families.gangs import TilesInOrder
-from evoattn.families.work import LaunchWork, Step, bank_conflicts
+from evoattn.families.registry import load_space
+from evoattn.families.residency import WARP
+from evoattn.families.work import SHARED_LINE, LaunchWork, Step, bank_conflicts
 from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
+from tests.families.on_interpreter import built
 
 H100 = GPUS["h100"]
 WORK = LaunchWork("k", 1, 128, 4, 0, 128, Step(waits=100.0), 3.0, 3.0, Step(waits=1000.0))
@@ -130,3 +144,106 @@ def test_tiles_that_run_at_once_have_no_gangs():
     order = TilesInOrder(tiles, 10**12, tiles)
     assert order.gang(tiles, H100.l2_bytes) == 1 < order.gang(tiles - 1, H100.l2_bytes)
     assert terms(schedule="balanced", blocks=tiles, order=order).chain == pytest.approx(3 * 100 * tiles / (tiles - 1))
+
+
+SHAPES = {
+    "flash_scalar": "B=1,H=2,S=256,D=64",
+    "flash_wmma": "B=1,H=2,S=256,D=64",
+    "flash_mma": "B=1,H=2,S=384,D=64",
+    "flash_wgmma": "B=1,H=2,Sq=384,Sk=768,D=128",
+    "flash_wgmma, heads as rows": "B=1,H=8,Hkv=2,Sq=40,Sk=768,D=128",
+    "split_kv": "B=1,H=8,Hkv=2,Sq=2,Sk=2048,D=128",
+    "three_kernel": "B=1,H=2,S=512,D=64",
+    "large_head": "B=1,H=2,Sq=16,Sk=512,D=512,dtype=fp32",
+    "large_head_mma": "B=1,H=1,S=256,D=512",
+    "flash_mma, softcap": "B=1,H=2,S=384,D=64,softcap=50",
+    "flash_mma, alibi": "B=1,H=2,S=384,D=64,alibi=1",
+    "flash_wgmma, bias": "B=1,H=2,Sq=384,Sk=768,D=128,bias=s",
+    "flash_wgmma, softcap": "B=1,H=2,Sq=384,Sk=768,D=128,softcap=50",
+    "backward_mma": "B=1,H=2,S=256,D=64,op=backward",
+    "backward_mma, deterministic": "B=1,H=2,S=256,D=128,op=backward,deterministic=1",
+    "latent_wgmma": "B=1,H=64,Hkv=1,Sq=1,Sk=256,D=576,Dv=512,dtype=bf16,shared_kv=1",
+}
+WITHIN = {"tensor": (0.97, 1.03), "special": (0.55, 1.05), "instructions": (0.45, 1.05), "shared": (0.7, 1.1)}
+"""Form over count: exact where instructions are whole tiles, an estimate where the compiler has its way. That other
+instructions are undercounted alike is what the fitted weight of `issue` stands for."""
+
+
+def counted(family, problem, config):
+    kernel = built(family, problem, config, H100).compiled
+    tensors = (*problem.inputs, *problem.outputs)
+    buffers = {t.name: torch.zeros(math.prod(t.shape), dtype=getattr(torch, t.dtype)) for t in tensors}
+    scratch = family.workspace(problem, config, H100)
+    buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in scratch.items()}
+    found = InterpreterBackend().profile(kernel, family.launches(problem, config, H100), buffers)
+    return {
+        "tensor": found.tensor_flops,
+        "special": found.special * WARP,
+        "instructions": found.issue_slots,
+        "shared": found.shared_wavefronts * SHARED_LINE,
+    }
+
+
+def formed(family, problem, config):
+    total = dict.fromkeys(WITHIN, 0.0)
+    for work in family.work(problem, config):
+        for step, times in ((work.step, work.steps), (work.ends, 1.0)):
+            total["tensor"] += work.blocks * times * step.tensor_flops
+            total["special"] += work.blocks * times * step.special
+            total["instructions"] += work.blocks * times * step.instructions
+            total["shared"] += work.blocks * times * step.shared_bytes
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.sampled(4)
+def test_forms_agree_with_counts(name):
+    family, problem = registry.lookup(name.split(",")[0]), parse_shape(SHAPES[name])
+    known = load_space(family.name, H100).starting_configs()
+    known = [c for c in known if c.params.get("GROUP_ROWS", False) == ("heads as rows" in name)]
+    configs = [c for c in known if not family.why_invalid(problem, c, H100)]
+    assert configs
+    for config in configs[:: max(1, len(configs) // 3)][:2]:
+        counts, forms = counted(family, problem, config), formed(family, problem, config)
+        for unit, (low, high) in WITHIN.items():
+            if counts[unit] == 0:
+                continue
+            ratio = forms[unit] / counts[unit]
+            assert low <= ratio <= high, f"{unit} of {config.describe()}: {ratio:.2f}"
+
+
+GIVEN = load_space("flash_wgmma", H100).starting_configs()[0].params | {"BLOCK_M": 64, "BLOCK_N": 64, "KEY_SPLIT": 1}
+
+
+def asked(shape, **genes):
+    problem, config = parse_shape(shape), KernelConfig("flash_wgmma", GIVEN | genes)
+    return features(problem, config, physical_part(problem, config, H100, 128, load()), H100)
+
+
+def test_lengths_are_those_of_the_sequences_not_their_bounds():
+    plain = asked("B=4,H=8,Sq=1,Sk=1024,D=128,dtype=bf16,layout=bshd")
+    cached = asked("B=4,H=8,Sq=1,Sk=32768,D=128,dtype=bf16,layout=bshd,seqused=1024:1024")
+    assert cached["log keys"] == plain["log keys"] == 10 and cached["full keys"] == plain["full keys"] == 1
+    assert (cached["longest keys"], plain["longest keys"]) == (32, 1)
+    packed = asked("B=3,H=8,S=300,D=128,dtype=bf16,layout=bshd,varlen=100:300")
+    assert packed["log queries"] == pytest.approx(math.log2(200)) and packed["longest keys"] == pytest.approx(1.5)
+    assert packed["full rows"] == pytest.approx((100 + 200 + 300) / (128 + 256 + 320))
+
+
+def test_rows_of_a_tile_that_are_filled_are_heads_too():
+    shape = "B=4,H=32,Hkv=8,Sq=8,Sk=1024,D=128,dtype=bf16"
+    alone, together = asked(shape, GROUP_ROWS=False), asked(shape, GROUP_ROWS=True)
+    assert (alone["grouped rows"], alone["filled rows"]) == (0, 8 / 64)
+    assert (together["grouped rows"], together["filled rows"]) == (1, 32 / 64)
+
+
+def test_packed_sequences_have_keys_of_their_own():
+    work = {}
+    for shape in ("B=400,H=16,S=256,D=64,dtype=bf16,layout=bshd", "B=400,H=16,S=256,D=64,dtype=bf16,varlen=256:256"):
+        problem, config = parse_shape(shape), KernelConfig("flash_wgmma", GIVEN | {"TILE_ORDER": "all_heads"})
+        (one,) = physical_part(problem, config, H100, 128, load()).works
+        work[bool(problem.varlen)] = one
+    packed, plain = work[True], work[False]
+    assert packed.blocks == plain.blocks and packed.visits == plain.visits == 4 and packed.sweepers == plain.sweepers
+    assert packed.heads_in_turn == 16 and plain.heads_in_turn == 16 * 400  # of one sequence; of all batches
