@@ -1,6 +1,6 @@
 """How good are picks on a card that evoattn has never seen, after a calibration of so many minutes?
 
-The GPU at hand plays the stranger (`evoattn/model/played.py`):
+The GPU at hand plays the stranger (`evoattn/model/gpu_table.py`):
 
     --play stranger   itself, with everything that ships for it hidden: the picks' times over those of the shipped picks
     --play a100, l4   with the families and the shared memory of a block of that card, beside SDPA's flash and efficient
@@ -129,7 +129,7 @@ def player(card: str, target: str, folder: Path) -> DetectedDevice | None:
         "EVOATTN_CACHE": str(folder / "cubins"),
     }
     from evoattn.model.gpu import detect_devices
-    from evoattn.model.played import is_played
+    from evoattn.model.gpu_table import is_played
 
     device = next((one for one in detect_devices() if one.spec), None)
     if device and device.spec and is_played(device.spec):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from evoattn.backends.cache_folder import keep_small, mark_used, read_headed, write_headed
 from evoattn.model import forks
+from evoattn.model.gpu_table import target
 from evoattn.model.paths import cubin_cache
-from evoattn.model.played import target
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 
 if TYPE_CHECKING:

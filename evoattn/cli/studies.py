@@ -85,7 +85,7 @@ def report(
 
 
 def _compare(both: list[StudySummary], format: str, output: Path | None) -> None:
-    from evoattn.report.compare import compare, comparison_json, print_comparison
+    from evoattn.report.table import compare, comparison_json, print_comparison
 
     found = compare(both[0], both[1])
     if format == "table" and output is None:

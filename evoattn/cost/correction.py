@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from evoattn.model.calibrated import FILE, calibration_folder
 from evoattn.model.gpu_table import GpuSpec
+from evoattn.model.paths import FILE, calibration_folder
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 if TYPE_CHECKING:
-    from evoattn.cost.trees import Trees
+    from evoattn.cost.fitted import Trees
 
 MOST = 1.0
 """Natural logarithm of a correction, at most."""
@@ -61,7 +61,7 @@ class Correction:
         """By family."""
         import numpy as np
 
-        from evoattn.cost.trees import COLUMNS, THRESHOLD, Trees
+        from evoattn.cost.fitted import COLUMNS, THRESHOLD, Trees
 
         found = {}
         for family, row in self.rows.items():

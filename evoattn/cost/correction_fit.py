@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from evoattn.cost.correction import ANYWHERE, DIGITS, MOST, NAME, Correction, class_of, row_of
 from evoattn.cost.explanation import kinds
+from evoattn.cost.fitted import Floats, Trees
 from evoattn.cost.training.fit import LEAST_ROWS, fit_trees
-from evoattn.cost.trees import Floats, Trees
 from evoattn.model.problem import AttentionProblem
 
 FOLDS = 4

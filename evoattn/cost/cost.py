@@ -13,9 +13,8 @@ import numpy as np
 
 from evoattn.cost.correction import ANYWHERE, MOST, Correction, correction_of, name_of
 from evoattn.cost.features import features
-from evoattn.cost.fitted import Fitted, load
+from evoattn.cost.fitted import Fitted, Floats, Trees, load
 from evoattn.cost.physics import Physics, physics
-from evoattn.cost.trees import Floats, Trees
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem

@@ -7,7 +7,7 @@ from evoattn.engine.groups import Group, Kernel
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 
 RANDOM_SHARE = 0.12
 CROSSOVER_SHARE = 0.35

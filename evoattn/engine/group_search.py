@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from evoattn.engine.breeding import Breeder
 from evoattn.engine.budget import Budget, Clock
-from evoattn.engine.candidates import Pending
-from evoattn.engine.compilers import Compilers
+from evoattn.engine.candidates import Compilers, Pending
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
 from evoattn.engine.finals import Final

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
 from evoattn.engine.budget import Budget, Clock
-from evoattn.engine.candidates import Pending, Ready, given_back, tried_again
-from evoattn.engine.compilers import Compilers
+from evoattn.engine.candidates import Compilers, Pending, Ready, given_back, tried_again
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
 from evoattn.engine.progress import Progress

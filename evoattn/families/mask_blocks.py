@@ -18,7 +18,7 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.score import Table, Tree, cost, loads_pairs
 from evoattn.model.score_cuda import in_cuda
-from evoattn.model.score_ranges import lines_of
+from evoattn.model.score_lines import lines_of
 
 STATES = "states"
 """The scratch buffer: a byte for each block."""

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from evoattn.model.errors import unknown
-from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, Card
+from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, Card, played
 from evoattn.model.gpu_table import GPUS as GPUS
 from evoattn.model.gpu_table import MAX_GRID_YZ as MAX_GRID_YZ
 from evoattn.model.gpu_table import GpuError as GpuError
 from evoattn.model.gpu_table import GpuSpec as GpuSpec
-from evoattn.model.played import played
 
 MADE_ROW = (
     "This card is not in evoattn's table: its row is made of what its driver says, and the rates of its architecture "

@@ -1,10 +1,12 @@
 """Where the program's own files lie, and where it keeps the user's database and compiled kernels."""
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
 from evoattn.model.errors import WrongUse
+from evoattn.model.gpu_table import GpuSpec
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = _PACKAGE.parent
@@ -69,3 +71,21 @@ def cubin_cache() -> Path:
     if chosen := os.environ.get("EVOATTN_CACHE"):
         return Path(chosen)
     return _user_folder("cache") / "cubins"
+
+
+FOLDER, FILE = "calibrations", "calibration.json"
+
+
+def calibrations_folder() -> Path:
+    """A folder for each card; it need not exist."""
+    return data_folder() / FOLDER
+
+
+def calibration_name(name: str, sm_count: int, arch: str) -> str:
+    """What a card is called there, e.g. `l4-58-sm_89`."""
+    return f"{re.sub(r'[^a-z0-9._-]', '_', name.lower()).lstrip('.')}-{sm_count}-{arch}"
+
+
+def calibration_folder(gpu: GpuSpec) -> Path:
+    """Of this card: name, SMs and architecture."""
+    return calibrations_folder() / calibration_name(gpu.name, gpu.sm_count, gpu.arch)

@@ -30,10 +30,10 @@ from evoattn.evaluation.process import die_with_parent
 from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.fleet.base import LocalFleet
-from evoattn.model.calibrated import calibration_folder
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.played import is_played
+from evoattn.model.gpu_table import is_played
+from evoattn.model.paths import calibration_folder
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import calibrations, campaign, pick

@@ -22,9 +22,9 @@ from evoattn.backends.versions import driver_version, nvrtc_version, template_di
 from evoattn.cost import correction
 from evoattn.families import registry
 from evoattn.families.registry import load_space
-from evoattn.model.calibrated import FILE, calibration_folder, calibration_name, calibrations_folder
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.paths import FILE, calibration_folder, calibration_name, calibrations_folder
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.model.whole_file import replace_file

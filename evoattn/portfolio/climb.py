@@ -21,9 +21,8 @@ from evoattn.backends import appended
 from evoattn.backends.cache_folder import mark_used
 from evoattn.cost.correction import correction_of, name_of
 from evoattn.families import registry
-from evoattn.model.calibrated import FILE, calibrations_folder
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.paths import SEARCH_SPACES
+from evoattn.model.paths import FILE, SEARCH_SPACES, calibrations_folder
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.kernels import Genes

@@ -15,7 +15,7 @@ from evoattn.families.registry import load_space
 from evoattn.model.backward import parse_grads
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.played import is_played
+from evoattn.model.gpu_table import is_played
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.score import parse_tables
 from evoattn.model.sequences import PACKED_PARTS, power_below, rounded_up

@@ -17,9 +17,9 @@ from evoattn.model.gpu import lookup
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.space import spelling
 from evoattn.peers.labels import peer_label
-from evoattn.report.compare import Comparison
 from evoattn.report.data import FamilySample, GeneValue, LeaderboardRow, StudySummary, Winner
 from evoattn.report.instructions import CLASSES, Counts, count_instructions
+from evoattn.report.table import Comparison
 from evoattn.report.text import command, cost_text
 
 COLOURS = 8

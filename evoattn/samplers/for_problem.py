@@ -8,8 +8,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.samplers.base import Prior, Sampler, SamplerSetup
-from evoattn.samplers.pool import Params
+from evoattn.samplers.base import Params, Prior, Sampler, SamplerSetup
 from evoattn.samplers.registry import make_sampler
 
 

@@ -10,9 +10,8 @@ from optuna.trial import TrialState, create_trial
 
 from evoattn.model.records import Proposal, Trial
 from evoattn.model.space import config_id
-from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
+from evoattn.samplers.base import Params, ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.optuna_study import new_study
-from evoattn.samplers.pool import Params
 
 POPULATION = 24
 """Right kernels per generation: of 12, 16, 24, 32 and 48 this found the best on a made-up problem of two families,

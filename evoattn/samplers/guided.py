@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import Prior, ProposingSampler, SamplerSetup, objective
-from evoattn.samplers.pool import ConfigPool, Params
+from evoattn.samplers.base import ConfigPool, Params, Prior, ProposingSampler, SamplerSetup, objective
 
 Array = NDArray[np.float64]
 Judge = Callable[[Array, Array], Array]

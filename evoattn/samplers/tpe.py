@@ -13,9 +13,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from evoattn.model import records as records
 from evoattn.model.records import Proposal, Trial
 from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
+from evoattn.samplers.base import Params, ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.optuna_study import new_study
-from evoattn.samplers.pool import Params
 
 
 class History(NamedTuple):

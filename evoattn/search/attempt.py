@@ -25,7 +25,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, TrialState
 from evoattn.model.space import ConfigError, KernelConfig, parse_choices, spelling
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from evoattn.search.starting import starting_configs
 
 REPAIRS = 2000

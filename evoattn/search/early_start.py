@@ -8,8 +8,7 @@ from typing import Any
 
 from evoattn.backends import compiler
 from evoattn.engine.budget import parse_budget
-from evoattn.engine.candidates import Pending
-from evoattn.engine.compilers import Compilers
+from evoattn.engine.candidates import Compilers, Pending
 from evoattn.engine.loop import EARLY
 from evoattn.engine.tools import Tools
 from evoattn.evaluation import server

@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from evoattn.engine.budget import RESERVE_MOST, Budget, Clock, reserve_of
-from evoattn.engine.candidates import Pending, tried_again
-from evoattn.engine.compilers import Compilers
+from evoattn.engine.candidates import Compilers, Pending, tried_again
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
 from evoattn.engine.finals import Final

@@ -1,5 +1,5 @@
 // score_range.cuh: between what whole numbers an expression lies while its query and key go through ranges of their own
-// (evoattn/model/score_ranges.py). A condition is 0 or 1. Whatever may pass the bounds of an int is anything: kernels
+// (evoattn/model/score_lines.py). A condition is 0 or 1. Whatever may pass the bounds of an int is anything: kernels
 // wrap around there.
 #include "device/ptx/warp.cuh"
 #include "device/score.cuh"

@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
   // Groups of threads take the results in turn; one of them adds up what they found.
   constexpr int GROUPS = MERGE_THREADS / CHUNKS;
   static_assert(GROUPS * CHUNKS <= MERGE_THREADS && GROUPS > 0, "a thread for four columns at least");
-  using Buffer = MergeBuffer<(MERGE_THREADS + CHUNKS - 1) / CHUNKS, 1, VALUE_DIM>;  // as families/on_interpreter.py has it
+  using Buffer = MergeBuffer<(MERGE_THREADS + CHUNKS - 1) / CHUNKS, 1, VALUE_DIM>;  // as families/latent.py has it
   static_assert(Buffer::BYTES == MERGE_SMEM_BYTES, "Python and CUDA disagree");
   extern __shared__ __align__(1024) unsigned char smem[];  // not static: that would count for both kernels
   const Buffer buffer{smem};

@@ -12,7 +12,7 @@ from benchmarks.cards.stranger import GOALS, Row, judge, kept_rows, share, table
 from evoattn.backends.compiler import compile_source
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS, DetectedDevice
-from evoattn.model.played import VARIABLE, is_played, target
+from evoattn.model.gpu_table import VARIABLE, is_played, target
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.pick import list_for, pick
 from evoattn.portfolio.select import Checked

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from evoattn.cost import correction, correction_fit, measurements, physics, trees
+from evoattn.cost import correction, correction_fit, fitted, measurements, physics
 from evoattn.cost.cost import cost, scores
 from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds, sentences
 from evoattn.cost.fitted import Fitted, Weights, load
@@ -70,7 +70,7 @@ def _files() -> Iterator[tuple[str, Any]]:
     asked = np.array([[1.0, 32.0], [2.0, 64.0], [1.5, 65.0], [np.nan, np.nan], [3.0, np.nan]])
     yield "trees", [right.to_row(), made.predict(asked).tolist(), correction.row_of(made)]
     yield "columns", [[name, str(column.dtype), column.tolist()] for name, column in made.columns().items()]
-    yield "narrow", [str(trees._small(np.array(counts, np.int64)).dtype) for counts in ([], [255], [256], [70000])]
+    yield "narrow", [str(fitted._small(np.array(counts, np.int64)).dtype) for counts in ([], [255], [256], [70000])]
     wrong = []
     for name, values in WRONG.items():
         for value in values:
@@ -126,15 +126,15 @@ def _recordings() -> Iterator[tuple[str, Any]]:
         yield "campaigns", [measurements.campaign(path, "b"), len(measurements.read(path))]
 
 
-def _one_question(names: Any, columns: Any, over: Any, weights: Any, size: Any) -> trees.Trees:
+def _one_question(names: Any, columns: Any, over: Any, weights: Any, size: Any) -> fitted.Trees:
     """In place of a fit: a tree that asks the first feature whether it is over its mean."""
     asked = np.nan_to_num(columns[:, 0])
     high = asked > asked.mean()
     means = [float(np.average(over[side], weights=weights[side])) for side in (~high, high)]
     wanted = np.round(means, 4) * (size["learning_rate"] * 20)
     made = {"to_right": [2, 0, 0], "question": [0], "value": wanted, "feature": [0], "threshold": [asked.mean()]}
-    columns = {name: np.array(made.get(name, [True])) for name in trees.COLUMNS}
-    return trees.Trees.of_columns(columns, tuple(names), 1, 0.0)
+    columns = {name: np.array(made.get(name, [True])) for name in fitted.COLUMNS}
+    return fitted.Trees.of_columns(columns, tuple(names), 1, 0.0)
 
 
 def _timed() -> list[correction_fit.Timed]:

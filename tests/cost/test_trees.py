@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from evoattn.cost.fitted import Fitted, Weights, load, save
-from evoattn.cost.trees import STEP, Trees
+from evoattn.cost.fitted import STEP, Fitted, Trees, Weights, load, save
 
 # x <= 1 ? 10 : (y <= 2 ? 20 : 30), with a missing y on the left; and a tree that is one leaf of 5.
 NODES = np.array(

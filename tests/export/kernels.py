@@ -29,7 +29,7 @@ def a_config(family: str, problem: AttentionProblem, spec: gpu.GpuSpec, genes: d
     import random
 
     from evoattn.model.space import spelling
-    from evoattn.samplers.pool import ConfigPool
+    from evoattn.samplers.base import ConfigPool
 
     space = load_space(family, spec).restricted({name: (spelling(value),) for name, value in genes.items()})
 

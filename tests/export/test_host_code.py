@@ -20,7 +20,7 @@ from evoattn.model.dtype import DTYPES, WIDE_DTYPES
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, spelling
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from tests.export.host_driver import GXX, HOST, build, line, named_argument, python_launch, run
 from tests.export.kernels import HOPPER_GENES, recorded
 

@@ -23,7 +23,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio.workload import draw
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from evoattn.search.starting import starting_configs
 from tests.added_mask import added
 from tests.support.compiles import compile_ptx

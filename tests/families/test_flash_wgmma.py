@@ -19,7 +19,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.launch import Buffer, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from evoattn.search.starting import starting_configs
 from tests.families.covering import covering, gene_pairs
 

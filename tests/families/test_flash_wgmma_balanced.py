@@ -21,7 +21,7 @@ from evoattn.model.sequences import starts
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.ptx import run_launch
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from tests.families.on_interpreter import built, judged
 from tests.families.test_flash_wgmma import FAMILY, config
 from tests.support.compiles import ptx_kept

@@ -20,7 +20,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio.pick import pick
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from evoattn.search.spaces import choose_spaces
 from tests.families.on_interpreter import Edit, built, judged
 

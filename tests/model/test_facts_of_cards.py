@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from evoattn.model import dtype, errors, gpu, space, variant
-from evoattn.model.calibrated import calibration_name
-from evoattn.model.played import is_played, target
+from evoattn.model.gpu_table import is_played, target
+from evoattn.model.paths import calibration_name
 from evoattn.model.records import CheckResult, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
 from tests.samplers.made_up_families import SPACES
 from tests.support.facts import answer, changed, told

@@ -10,7 +10,7 @@ import torch
 from benchmarks.flex.mods import MODS, Shape, Written
 from evoattn.families import mask_blocks
 from evoattn.families.mask_blocks import MaskShape
-from evoattn.model import score, score_cuda, score_lines, score_ranges
+from evoattn.model import score, score_cuda, score_lines
 from evoattn.ops import flex, mods
 from evoattn.ops.arguments import Score
 from tests.model.test_score import TABLES, values
@@ -72,8 +72,7 @@ PREDICATES = [
 OF_TREE = {
     score: ("text_of", "cost", "loads_pairs"),
     score_cuda: ("in_cuda", "changed_in_cuda", "is_natural"),
-    score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of", "hiding_of"),
-    score_ranges: ("lines_of",),
+    score_lines: ("is_shift", "loads_apart", "linear", "softcap_of", "added_of", "band_of", "hiding_of", "lines_of"),
 }
 EVERY = f"{TABLES}+t:fp32:64+n:int32:64+f:bool:4x64+w:fp32:9"
 OTHERS = {

@@ -35,7 +35,7 @@ from evoattn.model.records import TrialState
 from evoattn.model.scales import ROUNDED
 from evoattn.model.space import KernelConfig
 from evoattn.model.variant import BIASES, PAGES
-from evoattn.samplers.pool import ConfigPool
+from evoattn.samplers.base import ConfigPool
 from tests.support.in_processes import in_processes
 
 HEAD_DIMS = (16, 24, 32, 64, 72, 96, 128, 192, 256)

@@ -84,12 +84,12 @@ ROOMS = {
     "expressions": Room(
         (
             *(f"evoattn/ops/{name}.py" for name in ("mods", "given")),
-            *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines", "ranges")),
+            *(f"evoattn/model/score_{name}.py" for name in ("cuda", "lines")),
         ),
         (*("tests/model/test_facts_of_expressions.py", "tests/model/test_score.py", "tests/ops"),),
     ),
     "mask_blocks": Room(
-        ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_ranges.py"),
+        ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_lines.py"),
         ("tests/model/test_facts_of_expressions.py", "tests/ops/test_created_masks.py", "tests/model/test_score.py"),
     ),
     "backward": Room(
@@ -143,7 +143,7 @@ ROOMS = {
     "calibration": Room(
         (
             *("evoattn/portfolio/calibrate.py", "evoattn/portfolio/calibrations.py", "evoattn/portfolio/wins.py"),
-            *("evoattn/cost/correction*.py", "evoattn/model/calibrated.py", "evoattn/model/played.py"),
+            *("evoattn/cost/correction*.py", "evoattn/model/paths.py", "evoattn/model/gpu_table.py"),
             "evoattn/ops/choice.py",
         ),
         (

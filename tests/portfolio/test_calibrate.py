@@ -17,10 +17,9 @@ from evoattn.cli.main import app
 from evoattn.cost.correction import NONE, correction_of
 from evoattn.cost.cost import scores
 from evoattn.engine.breeding import Breeder
-from evoattn.model.calibrated import FILE, calibration_folder
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS
-from evoattn.model.paths import ROOT
+from evoattn.model.paths import FILE, ROOT, calibration_folder
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import calibrations, pick, select

@@ -26,9 +26,9 @@ from evoattn.cost.fitted import Fitted
 from evoattn.engine.groups import Group, Kernel
 from evoattn.families.registry import load_space
 from evoattn.model import whole_file
-from evoattn.model.calibrated import FILE, calibration_folder, calibrations_folder
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import FILE, calibration_folder, calibrations_folder
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio import calibrate, calibrations, pick

@@ -9,8 +9,8 @@ from rich.console import Console
 from evoattn.model.errors import WrongUse
 from evoattn.model.records import TrialState
 from evoattn.report import summarise
-from evoattn.report.compare import compare, comparison_json, print_comparison
 from evoattn.report.page import comparison_html
+from evoattn.report.table import compare, comparison_json, print_comparison
 from tests.report.report_studies import EVIL, add, make_study
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from evoattn.model.records import TrialState
 from evoattn.samplers import guided, tpe
-from evoattn.samplers.base import SamplerSetup
+from evoattn.samplers.base import ConfigPool, SamplerSetup
 from evoattn.samplers.guided import Thinker, first_of_each_value
-from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.tpe import TpeSampler
 from tests.samplers.made_up_families import SPACES, cost, search, why_invalid
 from tests.support.facts import changed

@@ -16,7 +16,7 @@ from evoattn.model import shape_text as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig, config_id
-from evoattn.samplers.base import STARTING, SamplerSetup, objective
+from evoattn.samplers.base import STARTING, ConfigPool, SamplerSetup, objective
 from evoattn.samplers.for_problem import WORST, cost_prior, sampler_of
 from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.guided import (
@@ -31,7 +31,6 @@ from evoattn.samplers.guided import (
     first_of_each_value,
     regression,
 )
-from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.tpe import History, TpeSampler
 from tests.samplers.made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
 

@@ -13,9 +13,8 @@ from optuna.trial import TrialState as OptunaState
 
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import Parameter, config_id
-from evoattn.samplers.base import SamplerSetup
+from evoattn.samplers.base import ConfigPool, SamplerSetup
 from evoattn.samplers.genetic import POPULATION, GeneticSampler
-from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
 from evoattn.samplers.tpe import STARTUP, TpeSampler
@@ -277,7 +276,7 @@ def test_optuna_is_told_what_is_under_way_what_failed_and_nothing_of_duplicates(
 
 
 def test_a_small_space_is_gone_through_point_by_point(monkeypatch):
-    monkeypatch.setattr("evoattn.samplers.pool.FRUITLESS_DRAWS", 0)
+    monkeypatch.setattr("evoattn.samplers.base.FRUITLESS_DRAWS", 0)
     only = {"TILE": 3, "f_1": 2}
     for seed in range(6):
         pool = ConfigPool(

@@ -7,8 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from evoattn.engine.candidates import Pending
-from evoattn.engine.compilers import Compilers
+from evoattn.engine.candidates import Compilers, Pending
 from evoattn.engine.tools import Tools
 from evoattn.evaluation.handlers import CompileHandler
 from evoattn.evaluation.process import Handler

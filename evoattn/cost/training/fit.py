@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from evoattn.cost.cost import MOST_CORRECTION
-from evoattn.cost.fitted import Fitted, Weights
+from evoattn.cost.fitted import Fitted, Trees, Weights
 from evoattn.cost.training.rows import Row
 from evoattn.cost.training.table import BUSY, Floats, Numbers, Table, columns, put_together
-from evoattn.cost.trees import Trees
 from evoattn.families import registry
 
 SAMPLE = 12_000

@@ -10,8 +10,7 @@ import numpy as np
 from evoattn.ptx.errors import AsyncFault, unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.tensor_core import Fragments
-from evoattn.ptx.isa.wgmma_operand import SharedOperand
-from evoattn.ptx.isa.wgmma_products import matrix_products, warps_of
+from evoattn.ptx.isa.wgmma_products import SharedOperand, matrix_products, warps_of
 from evoattn.ptx.program.kernel import Instruction, Lanes, Numbers, group_count, parse_type, vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS

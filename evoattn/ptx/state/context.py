@@ -16,11 +16,44 @@ from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.access import shared_granule
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS, AsyncRaces, agent_names
 from evoattn.ptx.races.global_accesses import GlobalRaces
-from evoattn.ptx.races.remote import RemoteAccesses
+from evoattn.ptx.races.happens_before import Knowledge
+from evoattn.ptx.races.phases import Phases
 from evoattn.ptx.races.shared_accesses import SharedRaces
-from evoattn.ptx.races.watch import Races
-from evoattn.ptx.state.mbarrier import Mbarrier
+from evoattn.ptx.races.watch import Races, RemoteAccesses
 from evoattn.ptx.state.registers import Binder
+
+
+@dataclass
+class Mbarrier:
+    """One in the memory of one block. What is handed over is empty where races are not looked for."""
+
+    index: int
+    """Of its first byte in the machine's shared memory."""
+    offset: int
+    """Of its first byte in its block's."""
+    count: int
+    pending: int
+    maker: int
+    made_at: int
+    known_by: Mask
+    """Bool over threads: those that are known to come after the initialization."""
+    handed_over: Knowledge
+    """By those that arrived in this phase."""
+    known: Knowledge
+    """What those learn who see that the last phase has ended."""
+    cluster_over: Knowledge
+    """As `handed_over`, by other blocks and stores for the cluster: what only a wait of cluster scope acquires."""
+    cluster_known: Knowledge
+    tx_bytes: int = 0
+    phase: int = 0
+    order: Phases | None = None
+    fenced: bool = False
+    fenced_for_cluster: bool = False
+    announced: bool = False
+    """A relaxed arrival at the cluster's barrier came after that fence."""
+    told_cluster: bool = False
+    """And the barrier was complete."""
+
 
 T = TypeVar("T")
 POISON = 0x7FFE

@@ -9,8 +9,7 @@ from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.happens_before import Knowledge
 from evoattn.ptx.races.phases import Phases
 from evoattn.ptx.races.watch import Races
-from evoattn.ptx.state.context import Context
-from evoattn.ptx.state.mbarrier import Mbarrier
+from evoattn.ptx.state.context import Context, Mbarrier
 
 MAX_COUNT = (1 << 20) - 1
 """Of arrivals and of bytes that a phase can wait for (PTX ISA, mbarrier)."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from evoattn.ptx.program.kernel import Instruction, Lanes, Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.state.context import Context, Ending
-from evoattn.ptx.state.mbarrier import Mbarrier
+from evoattn.ptx.state.context import Context, Ending, Mbarrier
 from evoattn.ptx.state.mbarriers import mbarriers_of
 
 
