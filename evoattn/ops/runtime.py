@@ -22,6 +22,7 @@ from evoattn.model import collector, forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import ANSWERED
 from evoattn.ops import gradients, torch_answer
 from evoattn.ops.arguments import STARTS_Q, Given, one_has_gradients
 from evoattn.ops.call import (
@@ -380,7 +381,7 @@ class Runtime:
             problem = replace(problem, batch_invariant=True)
         allowed = self.estimated or promised or problem.batch_invariant or problem.element.bytes == 1
         forward, races = problem.op == "forward", self.races and race is not None
-        races = races and (forward or problem.op == "backward")
+        races = races and (forward or problem.op == "backward" or problem.op in ANSWERED)
         choice = choose(problem, gpu, self.pick, allowed or (races and forward), self._others, self._lookup, races)
         if isinstance(choice, Refusal):
             return choice

@@ -133,12 +133,6 @@ private:
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
-    if constexpr (Operands::PAIRS && !FIRST && !MASKED) {  // wider heads wait for products, not for exponentials
-      softmax_of_pairs<VALUE_DIM <= 128 ? POLYNOMIAL_EIGHTHS : 0, RangeOfRows>(state, pairs, scale_of_scores(), factor);
-      if constexpr (Scales::BY_BLOCK) change_factor();
-      return true;
-    }
-    if constexpr (Operands::PAIRS) unpack_pairs(pairs, s);
     if constexpr (Terms::ANY) change_scores();
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
@@ -147,23 +141,28 @@ private:
       } else if constexpr (GROUP_ROWS) {
         const auto low = work.mask.keys_from(work.rows.query(lane_row(work.tile)), 0),
                    high = work.mask.keys_from(work.rows.query(lane_row(work.tile) + 8), 0);
-        mask_scores(s, key_tile * BLOCK_N, KeysOfTwo{low, high}, lane);
+        mask_scores(scores(), key_tile * BLOCK_N, KeysOfTwo{low, high}, lane);
       } else {
-        mask_scores(s, key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
+        mask_scores(scores(), key_tile * BLOCK_N, work.mask.keys_from(lane_row(work.tile), 0), lane);
       }
     }
-    const bool rescale =
-        softmax_tile<RESCALE, LAZY_OCTAVES, Operands::PAIRS ? 0 : POLYNOMIAL_EIGHTHS, FIRST, MASKED, RangeOfRows>(
-            state, s, scale_of_scores(), factor,
-            [&] {
-              if constexpr (looks_back(RESCALE)) {
-                scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
-                                                thread / 32, lane);
-              }
-              if constexpr (Terms::ANY) change_scores();
-            },
-            FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
-    if constexpr (Operands::PAIRS) pack_pairs(s, pairs);
+    if constexpr (Operands::PAIRS) {
+      static_assert(!Operands::PAIRS || (!Terms::ANY && !KeyList::LISTED), "what changes scores has them in fp32");
+      constexpr int EIGHTHS = VALUE_DIM <= 128 ? POLYNOMIAL_EIGHTHS : 0;  // wider heads wait for products
+      softmax_of_pairs<EIGHTHS, FIRST || MASKED, RangeOfRows>(state, pairs, scale_of_scores(), factor);
+      if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
+      return true;
+    }
+    const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, RangeOfRows>(
+        state, s, scale_of_scores(), factor,
+        [&] {
+          if constexpr (looks_back(RESCALE)) {
+            scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
+                                            thread / 32, lane);
+          }
+          if constexpr (Terms::ANY) change_scores();
+        },
+        FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
     if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
     return rescale;
   }

@@ -14,18 +14,6 @@ template <bool A, class First, class Second> __device__ __forceinline__ auto& on
   else return second;
 }
 
-// To s and back, whose order is that of `softmax_tile`.
-template <int WORDS, int FLOATS>
-__device__ __forceinline__ void unpack_pairs(const uint32_t (&pairs)[WORDS], float (&s)[FLOATS]) {
-#pragma unroll
-  for (int i = 0; i < WORDS; ++i) unpack2(pairs[i], Fp16{}, s[2 * i], s[2 * i + 1]);
-}
-template <int WORDS, int FLOATS>
-__device__ __forceinline__ void pack_pairs(const float (&s)[FLOATS], uint32_t (&pairs)[WORDS]) {
-#pragma unroll
-  for (int i = 0; i < WORDS; ++i) pairs[i] = pack2<Fp16>(s[2 * i], s[2 * i + 1]);
-}
-
 // Maxima of rows g and g + 8 of a tile. As integers, of which one instruction compares three pairs, where none of a
 // lane is negative: halves from 0 on, infinity and NaN have the order of their bits.
 template <int WORDS> __device__ __forceinline__ void max_of_pairs(const uint32_t (&pairs)[WORDS], float (&maximum)[2]) {
@@ -58,23 +46,30 @@ __device__ __forceinline__ uint32_t exp2_by_lines(uint32_t x) {
 }
 
 // `softmax_tile` of Rescale::ALWAYS, in place of scores. A shift is what fp16 has, so that the weight of a row's
-// greatest score is a power of two but for the rounding of its exponent.
-template <int EIGHTHS, class Range, int WORDS>
+// greatest score is a power of two but for the rounding of its exponent. MASKED: a score may be minus infinity, and a
+// row may have seen no key.
+template <int EIGHTHS, bool MASKED, class Range, int WORDS>
 __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pairs)[WORDS], float scale,
                                                  float (&factor)[2]) {
   constexpr float FAR = 32.f, MOST = 65504.f;  // fp16 has six digits behind the point up to FAR
+  constexpr float LEAST = 0x1p-24f;            // of fp16: 0 times a hidden score were NaN
   float maximum[2], shift[2], given[2], ignored;
   max_of_pairs(pairs, maximum);
+  if constexpr (MASKED) scale = fmaxf(scale, LEAST);
   const uint32_t scales = pack2<Fp16>(scale, scale);
   unpack2(scales, Fp16{}, scale, ignored);
+  bool lacks[2];
 #pragma unroll
-  for (int row = 0; row < 2; ++row)
+  for (int row = 0; row < 2; ++row) {
     shift[row] = greater<true>(fmaf(maximum[row], scale, -float(Range::TOP)), state.shift[row]);
+    lacks[row] = MASKED && shift[row] == NO_KEYS;
+    if (lacks[row]) shift[row] = 0.f;
+  }
   uint32_t added = pack2<Fp16>(fmaxf(-shift[0], -MOST), fmaxf(-shift[1], -MOST));
   bool subtracts = !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR);
   if (__any_sync(ALL_LANES, subtracts)) {  // from scores, where a shift has too few digits; unless they are too small
 #pragma unroll
-    for (int row = 0; row < 2; ++row) given[row] = -(shift[row] + float(Range::TOP)) / scale;
+    for (int row = 0; row < 2; ++row) given[row] = lacks[row] ? 0.f : -(shift[row] + float(Range::TOP)) / scale;
     subtracts = __all_sync(ALL_LANES, fabsf(given[0]) < MOST && fabsf(given[1]) < MOST);
     if (subtracts) {
       added = pack2<Fp16>(given[0], given[1]);
@@ -103,6 +98,7 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
   for (int row = 0; row < 2; ++row) {
     float low, high;
     unpack2(add_pairs(sums[row][0], sums[row][1]), Fp16{}, low, high);
+    if (lacks[row]) shift[row] = NO_KEYS;
     factor[row] = exp2_approx(state.shift[row] - shift[row]);
     state.shift[row] = shift[row];
     state.sum[row] = fmaf(state.sum[row], factor[row], low + high);

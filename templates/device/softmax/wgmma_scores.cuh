@@ -21,6 +21,27 @@ __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, c
   }
 }
 
+// The same of pairs in fp16, in the order of pair_softmax.cuh.
+template <int WORDS, class Keys>
+__device__ __forceinline__ void mask_scores(uint32_t (&pairs)[WORDS], int first_key, const Keys& visible, int lane) {
+  constexpr uint32_t BOTH = 0xfc00fc00, LOW = 0x0000fc00, HIGH = 0xfc000000;  // minus infinity
+  const int lane_key = first_key + lane % 4 * 2;
+  const int keys[2] = {visible.of(0) - lane_key, visible.of(8) - lane_key};
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int first = i / 2 * 8;
+    if (first + 1 >= keys[i % 2]) pairs[i] = first >= keys[i % 2] ? BOTH : (pairs[i] & 0xffffu) | HIGH;
+  }
+  if constexpr (Keys::WINDOW) {
+    const int hidden[2] = {visible.hidden_of(0) - lane_key, visible.hidden_of(8) - lane_key};
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      const int first = i / 2 * 8;
+      if (first < hidden[i % 2]) pairs[i] = first + 1 < hidden[i % 2] ? BOTH : (pairs[i] & 0xffff0000u) | LOW;
+    }
+  }
+}
+
 // As `Keys`, of rows g and g + 8 that are not 8 queries apart.
 template <class Keys> struct KeysOfTwo {
   static constexpr bool WINDOW = Keys::WINDOW;
