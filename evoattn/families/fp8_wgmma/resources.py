@@ -130,6 +130,17 @@ OTHER_REGISTERS = 16
 """Beside operands: of 20 kernels none that had so many spilled more than 4 bytes (NVRTC 13.0)."""
 
 
+def in_pairs(problem: AttentionProblem) -> bool:
+    """Whether scores and weights come in fp16, of which one instruction takes two: where a row's greatest weight is a
+    power of two that is summed as it is. A number of K is at most 448 then, so that no score is beyond fp16."""
+    return not problem.softcap and problem.kv != "e5m2"
+
+
+def score_registers(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
+    """Of a thread, for the scores of a tile."""
+    return genes.BLOCK_N // (4 if in_pairs(problem) else 2)
+
+
 def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: S, P, O and what it
     was before the last flush, and Q if it stays. Without OVERLAP S has gone when P is multiplied. A loop over tiles of
@@ -137,17 +148,11 @@ def registers_needed(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     at six of eight problems (H100, 2026-11-27)."""
     o, twice = problem.head_dim_v // 2, genes.SUM_PLACE == "registers"
     sums = o + o * genes.VALUE_SUMS // genes.VALUE_PARTS if twice else o
-    scores, rest = genes.BLOCK_N // 2, genes.BLOCK_N // 8 + sums
+    scores, rest = score_registers(problem, genes), genes.BLOCK_N // 8 + sums
     operands = scores + rest if genes.OVERLAP else max(scores + o, rest)  # beside S one of two sums is read
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / STEP_BYTES)
     return operands + OTHER_REGISTERS
-
-
-def in_pairs(problem: AttentionProblem) -> bool:
-    """Whether scores and weights come in fp16, of which one instruction takes two: where a row's greatest weight is a
-    power of two that is summed as it is. A number of K is at most 448 then, so that no score is beyond fp16."""
-    return not problem.softcap and problem.kv != "e5m2"
 
 
 def begins_ahead(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> bool:
@@ -165,7 +170,7 @@ def widest_wgmma(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
     return (
         max(
-            genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS,
+            score_registers(problem, genes) + 4 * genes.Q_IN_REGISTERS,
             problem.head_dim_v // genes.VALUE_PARTS // 2 + 4,
         )
         + REGISTERS_UNDER_WGMMA
