@@ -69,6 +69,18 @@ def fp8(smooth: bool) -> Attention:
     return attend
 
 
+def by_kernel(smooth: bool) -> Attention:
+    """`attention_fp8` as it runs on a GPU."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        there = [one.bfloat16().cuda() for one in (q, k, v)]
+        answer = evoattn.attention_fp8(*there, causal="upper_left", smooth_k=smooth, strict=True)
+        assert isinstance(answer, Tensor)
+        return answer.cpu()
+
+    return attend
+
+
 def int8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Queries, keys and values in int8, a scale of each K/V head; weights in 16 bits."""
     made = [quantize(one, Wanted(torch.int8, "head", k.shape[1])) for one in (q, k, v)]
@@ -86,6 +98,9 @@ def kinds() -> Iterator[tuple[str, Attention]]:
     yield "fp8", fp8(False)
     yield "fp8, `smooth_k`", fp8(True)
     yield "int8 queries too", int8
+    if torch.cuda.is_available():
+        yield "fp8 by a kernel", by_kernel(False)
+        yield "fp8 by a kernel, `smooth_k`", by_kernel(True)
 
 
 class Layer(nn.Module):

@@ -17,8 +17,8 @@ struct E4m3Range : WholeRange {
 };
 
 // TURNED: V comes as wgmma wants it, so that no warp turns it round. ROUNDS: Q comes in 16 bits (`rounded_rows.cuh`).
-// OF_PAIRS: scores come in fp16.
-template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, bool ROUNDS, bool OF_PAIRS>
+// OF_PAIRS: scores come in fp16. OF_CODES: weights come as `code_of` them.
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, bool ROUNDS, bool OF_PAIRS, bool OF_CODES>
 struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
@@ -47,12 +47,13 @@ struct EightBitOperands {
       p[i / 4][i % 4] = pack4_e4m3(of[0], of[1], of[4], of[5]);
     }
   }
+  static constexpr uint32_t LAST_BYTES = 0x6420;  // of the halves of two registers
   template <int STEPS>
   static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const uint32_t (&pairs)[8 * STEPS]) {
 #pragma unroll
     for (int i = 0; i < 4 * STEPS; ++i) {
       const uint32_t* of = pairs + i / 4 * 8 + i / 2 % 2 * 4 + i % 2;
-      p[i / 4][i % 4] = pack4_e4m3(of[0], of[2]);
+      p[i / 4][i % 4] = OF_CODES ? byte_permute(of[0], of[2], LAST_BYTES) : pack4_e4m3(of[0], of[2]);
     }
   }
   // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the

@@ -181,7 +181,7 @@ def test_a_fault_is_found(genes, text, kind, old, new):
         ("B=1 H=16 S=4096 D=64 e4m3", {"SUM_PLACE": "shared", "VALUE_PARTS": 2}, "needs SUM_PLACE=registers"),
         ("B=1 H=16 S=4096 D=64 Dv=48 e4m3", {"VALUE_PARTS": 4}, "a multiple of 32"),
         ("B=1 H=16 S=4096 D=64 e4m3", {"VALUE_SUMS": 2}, "one part has one sum"),
-        ("B=1 H=16 S=4096 D=128 e4m3", {"BLOCK_N": 192, "BLOCK_M": 128, "BLOCKS_PER_SM": 1}, "registers"),
+        ("B=1 H=16 S=4096 D=128 e4m3", {"BLOCK_N": 192, "BLOCK_M": 192, "BLOCKS_PER_SM": 1}, "registers"),
     ],
 )
 def test_what_cannot_be_has_a_reason(text, genes, words):

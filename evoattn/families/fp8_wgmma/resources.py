@@ -54,8 +54,8 @@ class Fp8WgmmaGenes(Genes):
     CAUSAL_SKIP: bool = SHARED["CAUSAL_SKIP"]
     POLYNOMIAL_EIGHTHS: int = gene(
         "how many of every eight exponentials are computed on the FMA units: where scores come in fp16 by straight "
-        "lines of three bits, up to a head_dim of V of 128, else by a polynomial",
-        (0, 1, 2, 3, 4),
+        "lines of three bits, some up to a head_dim of V of 128, else by a polynomial",
+        (0, 1, 2, 3, 4, 8),
     )
     Q_IN_REGISTERS: bool = SHARED["Q_IN_REGISTERS"]
     STORE: Store = SHARED["STORE"]

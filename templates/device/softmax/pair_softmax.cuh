@@ -45,19 +45,30 @@ __device__ __forceinline__ uint32_t exp2_by_lines(uint32_t x) {
   return (add_pairs(multiply_add_from_0(x, EIGHT, START), FROM) << 7) - (FROM << 7);
 }
 
+// 1024 and, in the last digits, 2^x of both as e4m3 has it, by such lines: 0 from 2^-7 on, smaller numbers without an
+// exponent of their own. `eight_x` is 8 x and `CODE_OF_1` more, from 0 on.
+constexpr uint32_t CODES_FROM = 0x64006400;
+constexpr float CODE_OF_1 = 8 * 7 - 3.f / 8;
+__device__ __forceinline__ uint32_t code_of(uint32_t eight_x) { return add_pairs(eight_x, CODES_FROM); }
+// What such a number is in fp16, over 2^8: it has the same three bits of mantissa, and an exponent of more bits.
+__device__ __forceinline__ uint32_t weight_of_code(uint32_t code) { return (code << 7) - (CODES_FROM << 7); }
+
 // `softmax_tile` of Rescale::ALWAYS, in place of scores. A shift is what fp16 has, so that the weight of a row's
 // greatest score is a power of two but for the rounding of its exponent. MASKED: a score may be minus infinity, and a
-// row may have seen no key.
+// row may have seen no key. All EIGHTHS: weights come as `code_of` them.
 template <int EIGHTHS, bool MASKED, class Range, int WORDS>
 __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pairs)[WORDS], float scale,
                                                  float (&factor)[2]) {
+  constexpr bool CODES = EIGHTHS == 8;
+  constexpr float UNIT = CODES ? 8.f : 1.f, FROM = CODES ? CODE_OF_1 : 0.f;  // an exponent x is FROM + UNIT x
   constexpr float FAR = 32.f, MOST = 65504.f;  // fp16 has six digits behind the point up to FAR
   constexpr float LEAST = 0x1p-24f;            // of fp16: 0 times a hidden score were NaN
   float maximum[2], shift[2], given[2], ignored;
   max_of_pairs(pairs, maximum);
   if constexpr (MASKED) scale = fmaxf(scale, LEAST);
-  const uint32_t scales = pack2<Fp16>(scale, scale);
+  const uint32_t scales = pack2<Fp16>(UNIT * scale, UNIT * scale);
   unpack2(scales, Fp16{}, scale, ignored);
+  scale *= 1.f / UNIT;
   bool lacks[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -65,7 +76,7 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
     lacks[row] = MASKED && shift[row] == NO_KEYS;
     if (lacks[row]) shift[row] = 0.f;
   }
-  uint32_t added = pack2<Fp16>(fmaxf(-shift[0], -MOST), fmaxf(-shift[1], -MOST));
+  uint32_t added = pack2<Fp16>(fmaxf(fmaf(-shift[0], UNIT, FROM), -MOST), fmaxf(fmaf(-shift[1], UNIT, FROM), -MOST));
   bool subtracts = !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR);
   if (__any_sync(ALL_LANES, subtracts)) {  // from scores, where a shift has too few digits; unless they are too small
 #pragma unroll
@@ -79,20 +90,27 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
         pairs[i] = add_pairs(pairs[i], byte_permute(added, added, i % 2 ? 0x3232 : 0x1010));
 #pragma unroll
       for (int row = 0; row < 2; ++row) shift[row] = -fmaf(given[row], scale, float(Range::TOP));
-      added = pack2<Fp16>(float(Range::TOP), float(Range::TOP));
+      added = pack2<Fp16>(fmaf(Range::TOP, UNIT, FROM), fmaf(Range::TOP, UNIT, FROM));
     }
   } else {
     unpack2(added, Fp16{}, given[0], given[1]);
-    shift[0] = -given[0], shift[1] = -given[1];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) shift[row] = (FROM - given[row]) * (1.f / UNIT);
   }
   const uint32_t of_row[2] = {byte_permute(added, added, 0x1010), byte_permute(added, added, 0x3232)};
   uint32_t sums[2][2] = {}, order = LOW_HALVES;
   forget_origin(order);
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
-    const uint32_t x = multiply_add(pairs[i], scales, of_row[i % 2]);
-    pairs[i] = on_fma_units<EIGHTHS>(i / 2) ? exp2_by_lines(x) : exp2_of_pair(x, order);
-    sums[i % 2][i / 2 % 2] = add_pairs(sums[i % 2][i / 2 % 2], pairs[i]);
+    uint32_t weight;
+    if constexpr (CODES) {
+      pairs[i] = code_of(multiply_add_from_0(pairs[i], scales, of_row[i % 2]));
+      weight = weight_of_code(pairs[i]);
+    } else {
+      const uint32_t x = multiply_add(pairs[i], scales, of_row[i % 2]);
+      weight = pairs[i] = on_fma_units<EIGHTHS>(i / 2) ? exp2_by_lines(x) : exp2_of_pair(x, order);
+    }
+    sums[i % 2][i / 2 % 2] = add_pairs(sums[i % 2][i / 2 % 2], weight);
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -101,6 +119,6 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
     if (lacks[row]) shift[row] = NO_KEYS;
     factor[row] = exp2_approx(state.shift[row] - shift[row]);
     state.shift[row] = shift[row];
-    state.sum[row] = fmaf(state.sum[row], factor[row], low + high);
+    state.sum[row] = fmaf(state.sum[row], factor[row], (low + high) * (CODES ? 256.f : 1.f));
   }
 }
