@@ -16,10 +16,12 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import choice, plan
+from evoattn.ops.call import strided
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.wins import FASTER, Raced, Races
+from evoattn.search.starting import starting_configs
 from tests.ops.fake_clock import FakeClock
 from tests.ops.fake_device import WGMMA, FakeDevice, Pick, build, near, reference, tensors, wgmma_pick
 
@@ -545,3 +547,13 @@ def test_another_card_or_driver_races_anew(card, what):
     with current.use(runtime):
         call()
     assert clock.asked
+
+
+def test_kernels_that_round_queries_to_8_bits_race_as_others_do(card):
+    space, given = registry.load_space("fp8_wgmma", GPUS["h100"]), dict(dtype="e4m3", scales="head")
+    ops = ("forward", "forward_of_bf16", "forward_in_fp16")
+    problems = [strided(AttentionProblem(1, 4, 4, 512, 512, 128, op=op, **given)) for op in ops]
+    first, second, *_ = starting_configs(space, problems[0], GPUS["h100"])
+    _, _, runtime = card(lambda problem, gpu: Pick("fp8_wgmma", first, rivals=(second,)))
+    for problem in problems:
+        assert [one.config for one in runtime.choose(problem, GPUS["h100"], contends=True).rivals] == [second]
