@@ -148,9 +148,7 @@ private:
     }
     if constexpr (Operands::PAIRS) {
       static_assert(!Operands::PAIRS || (!Terms::ANY && !KeyList::LISTED), "what changes scores has them in fp32");
-      // Wider heads wait for products, not for exponentials: some by lines would gain nothing there.
-      constexpr int EIGHTHS = VALUE_DIM <= 128 || POLYNOMIAL_EIGHTHS == 8 ? POLYNOMIAL_EIGHTHS : 0;
-      softmax_of_pairs<EIGHTHS, FIRST || MASKED, RangeOfRows>(state, pairs, scale_of_scores(), factor);
+      softmax_of_pairs<Operands::LINES, FIRST || MASKED, RangeOfRows>(state, pairs, scale_of_scores(), factor);
       if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
       return true;
     }

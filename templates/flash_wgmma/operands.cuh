@@ -12,6 +12,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
   static constexpr int QUERY_COLUMNS = HEAD_DIM;                             // in one of Q as it comes
   static constexpr bool MAKES_ROWS = false;                                  // Q is multiplied as it comes
   static constexpr bool PAIRS = false;                                       // scores come in fp32
+  static constexpr int LINES = 0;                                            // with PAIRS alone
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
   static constexpr int TRANSPOSERS = 0;          // warps that turn V round: it is multiplied as it lies

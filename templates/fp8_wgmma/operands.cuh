@@ -17,12 +17,13 @@ struct E4m3Range : WholeRange {
 };
 
 // TURNED: V comes as wgmma wants it, so that no warp turns it round. ROUNDS: Q comes in 16 bits (`rounded_rows.cuh`).
-// OF_PAIRS: scores come in fp16. OF_CODES: weights come as `code_of` them.
-template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, bool ROUNDS, bool OF_PAIRS, bool OF_CODES>
+// OF_PAIRS: scores come in fp16. OF_LINES of eight exponentials are straight lines, if all, weights come as `code_of`.
+template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, bool ROUNDS, bool OF_PAIRS, int OF_LINES>
 struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
   static constexpr bool MAKES_ROWS = ROUNDS || OF_PAIRS, PAIRS = OF_PAIRS;
+  static constexpr int LINES = OF_LINES;
   static constexpr int QUERY_COLUMNS = ROUNDS ? HEAD_DIM : ROW_COLUMNS;
   using Value = ValueTile<VALUE_DIM, BLOCK_N>;
   using LoadedTiles = typename TileOfValues<Value, VALUE_DIM, TURNED>::Type;
@@ -53,7 +54,7 @@ struct EightBitOperands {
 #pragma unroll
     for (int i = 0; i < 4 * STEPS; ++i) {
       const uint32_t* of = pairs + i / 4 * 8 + i / 2 % 2 * 4 + i % 2;
-      p[i / 4][i % 4] = OF_CODES ? byte_permute(of[0], of[2], LAST_BYTES) : pack4_e4m3(of[0], of[2]);
+      p[i / 4][i % 4] = LINES == 8 ? byte_permute(of[0], of[2], LAST_BYTES) : pack4_e4m3(of[0], of[2]);
     }
   }
   // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the
