@@ -32,7 +32,7 @@ GIVEN = [
     "B=2,H=8,Hkv=2,S=1000,D=128,dtype=e4m3,kv=e5m2,scales=head,mask=causal_upper_left",
     "B=2,H=8,S=513,D=64,dtype=e4m3,scales=head,lse=1,mask=causal_upper_left",
     "B=9,H=8,Hkv=2,S=700,D=128,dtype=e4m3,scales=head,varlen=1:700,layout=bshd,mask=causal_lower_right",
-    "B=5,H=8,Hkv=2,Sq=64,Sk=1000,D=64,dtype=e4m3,scales=head,page=64,seqused=64:1000,layout=bshd,mask=causal_lower_right",
+    "B=5,H=8,Hkv=2,Sq=64,Sk=999,D=64,dtype=e4m3,scales=head,page=64,seqused=64:999,layout=bshd,mask=causal_lower_right",
     "B=5,H=8,Hkv=2,Sq=64,Sk=1000,D=128,dtype=e4m3,scales=head,page=128,seqused=0:1000,layout=bshd",
 ]
 ROUNDED = [
