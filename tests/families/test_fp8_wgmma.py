@@ -25,6 +25,8 @@ SUMS = {"OVERLAP": False, "VALUE_PARTS": 4, "VALUE_SUMS": 2}
 PERSISTENT = {"SCHEDULE": "claimed", "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "PING_PONG": True, "Q_IN_REGISTERS": True}
 FULL = "B=1 H=1 Sq=64 Sk=330 D=64 e4m3"
 CAUSAL = f"{FULL} causal_lower_right"
+WINDOW = f"{CAUSAL} window=100:0"
+LINES = {"POLYNOMIAL_EIGHTHS": 8}
 BLOCKS = "B=2 H=2 Hkv=1 Sq=200 Sk=330 D=32 e4m3 scales=block causal_lower_right lse turned"
 HEADS = "B=2 H=4 Hkv=2 S=70 D=32 e4m3 causal scales=head lse"
 NARROW = "forward_of_bf16"
@@ -41,6 +43,9 @@ def reason(genes, text, kind, *edits):
 
 
 RIGHT = [
+    (LINES, CAUSAL, "large_logits"),
+    (LINES | PERSISTENT, f"{WINDOW} turned", "plain"),
+    (LINES, HEADS, "plain"),
     ({}, FULL, "large_logits"),
     (SHARED, FULL, "large_logits"),
     (SHARED | PERSISTENT | {"STORE": "tensor_map"}, "B=1 H=3 Sq=250 Sk=200 D=64 e4m3", "plain"),
@@ -109,8 +114,15 @@ FAULTS = [
     ({"VALUE_PARTS": 4}, FULL, "plain", "Operands::value_columns(PART * 2 * SUMS)", "0"),
     (SUMS, FULL, "plain", "wgmma_wait<VALUE_SUMS - 1>()", "wgmma_wait<VALUE_SUMS>()"),
     ({"POLYNOMIAL_EIGHTHS": 2}, FULL, "plain", "from_0(x, EIGHT, START)", "from_0(x, EIGHT, FROM)"),
+    (LINES, FULL, "plain", "LAST_BYTES = 0x6420", "LAST_BYTES = 0x7531"),
+    (LINES, FULL, "plain", "(low + high) * (CODES ? 256.f : 1.f)", "low + high"),
+    (LINES, FULL, "plain", "(code << 7) - (CODES_FROM << 7)", "(code << 6) - (CODES_FROM << 6)"),
+    ({}, CAUSAL, "plain", "first >= keys[i % 2] ? BOTH", "first > keys[i % 2] ? BOTH"),
+    ({}, CAUSAL, "plain", "lacks[row] = MASKED && shift[row] == NO_KEYS;", "lacks[row] = false;"),
+    ({}, WINDOW, "plain", "first + 1 < hidden[i % 2] ? BOTH", "first < hidden[i % 2] ? BOTH"),
     ({}, HEADS, "plain", ") * k.of(batch, kv_head);", ");"),
-    ({}, HEADS, "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
+    ({}, f"{HEADS} kv=e5m2", "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
+    ({}, HEADS, "extreme_terms", "scale = fmaxf(scale, LEAST);", ";"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
     ({}, BLOCKS, "plain", "factor[0] *= running.change, factor[1] *= running.change;", "(void)0;"),
     ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
@@ -128,7 +140,13 @@ FAULTS = [
     ({}, ROUNDED, "plain", "part / 2 * 2 + lane % 4 / 2;", "part / 2 * 2;"),
     ({}, ROUNDED, "plain", "* 128 + place * 16 + lane % 4 * 4", "* 128 + place * 16 + lane % 4"),
     (PERSISTENT, ROUNDED, "plain", "warp_max(__float_as_uint(fmaxf(low, high)))", "__float_as_uint(fmaxf(low, high))"),
-    ({}, ROUNDED, "plain", "pairs[i], scales, of_row[i % 2]", "pairs[i], scales, of_row[0]"),
+    (
+        {},
+        ROUNDED,
+        "plain",
+        "multiply_add(pairs[i], scales, of_row[i % 2])",
+        "multiply_add(pairs[i], scales, of_row[0])",
+    ),
     ({}, ROUNDED, "large_logits", "scale *= more, inverse *= inverse_of_power(more);", "(void)more;"),
 ]
 
