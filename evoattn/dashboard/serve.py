@@ -76,6 +76,7 @@ class OnlyLooks:
             )
         if not self._is_own(_name_of(environ.get("HTTP_HOST", ""))):
             return _refused(start_response, "403 Forbidden", "The dashboard answers to this machine's own names only.")
+        environ.setdefault("HTTP_ACCEPT_ENCODING", "")  # which optuna-dashboard takes for granted
         return self._app(environ, start_response)
 
     def _is_own(self, name: str) -> bool:

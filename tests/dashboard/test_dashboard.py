@@ -90,10 +90,13 @@ def test_it_follows_a_search_and_its_final(storage, served):
     assert [t.get("values") for t in trials_of(ask)] == [[5.0], [20.0], [10.0], None]
 
 
-def asked(server_port, method, host):
+def asked(server_port, method, host, path="/api/studies"):
     """The status of a request, as a browser sends it that took `host` for this machine."""
     connection = HTTPConnection("127.0.0.1", server_port, timeout=100)
-    connection.request(method, "/api/studies", headers={"Host": host} if host else {})
+    connection.putrequest(method, path, skip_host=bool(host), skip_accept_encoding=True)
+    if host:
+        connection.putheader("Host", host)
+    connection.endheaders()
     status = connection.getresponse().status
     connection.close()
     return status
@@ -111,6 +114,8 @@ def test_it_answers_only_who_looks_and_names_this_machine(storage):
             assert asked(port, "GET", host) == 403, host
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             assert asked(port, method, "localhost") == 405, method
+        for path in ("/static/../../../../etc/passwd", "/static/no.js"):
+            assert asked(port, "GET", "localhost", path) in (403, 404), path
         assert asked(port, "HEAD", "localhost") in (200, 405)  # optuna-dashboard's own word
     finally:
         server.shutdown()
