@@ -56,6 +56,8 @@ function drawProgress() {
     x: {
       label: progress.byTime ? `time since the study was made, ${name}` : "trial",
       nice: true,
+      // no trial has the number 1.5
+      tickFormat: progress.byTime ? undefined : (x) => (Number.isInteger(x) ? x.toLocaleString("en-US") : ""),
       labelArrow: "none",
       labelAnchor: "center",
     },

@@ -88,6 +88,14 @@ def test_the_page_loads_clean_and_fits(browser, pages, width, scheme):
     assert brightness > 200 if scheme == "light" else brightness < 60
 
 
+def test_trials_are_counted_in_whole_numbers(browser, pages):
+    show(browser, pages["estimated"], 1280, "light")
+    browser.execute_script("for (const row of Object.values(data.progress)) row.length = 4; drawProgress()")
+    label = "#progress svg [aria-label='x-axis tick label'] text"
+    ticks = browser.execute_script(f'return [...document.querySelectorAll("{label}")].map((text) => text.textContent)')
+    assert ticks and not [tick for tick in ticks if "." in tick]
+
+
 @pytest.mark.parametrize("width", HEIGHTS)
 def test_nothing_covers_a_button(browser, pages, width):
     show(browser, pages["measured"], width, "light")
