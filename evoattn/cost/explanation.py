@@ -58,10 +58,11 @@ def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None
     unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
-    kind = ", of this card's families," if any_card else ""
+    kind = "Of this card's families, the" if any_card else "The"
     found = [_factors(row, f"on an {GPUS[card].product}") for card, row in judged.items()]
     found += [_factors(left_out[name], _spoken(name)) for name in sets if name in left_out]
-    return f"The cost model's first choices{kind} take so many times the best time: {', '.join(found)}.{unknown}"
+    taken = f"{kind} kernel that the cost model puts first takes, in the mean, so many times the time of the best"
+    return f"{taken}: {', '.join(found)}.{unknown}"
 
 
 def _factors(row: dict[str, Any], where: str) -> str:
