@@ -264,8 +264,8 @@ def test_torchs_layers_say_the_same_when_they_are_seen_through(words):
 
 @pytest.mark.slow
 def test_what_torch_does_not_trace_has_no_graph_of_ours_alone(device):
-    """`layer.compile()` leaves the layers of `torch.nn` as they are, and a graph of one call costs more than the call:
-    so does this, also after a reset. A trace of the caller goes through ours."""
+    """`layer.compile()` leaves the layers of `torch.nn` as they are, before torch 2.14, and a graph of one call costs
+    more than the call: so does this, also after a reset. A trace of the caller goes through ours."""
     layer = torch.nn.TransformerEncoderLayer(64, 1, 16, dropout=0.0, batch_first=True).half()
     graphs = []
     layer.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
@@ -275,7 +275,8 @@ def test_what_torch_does_not_trace_has_no_graph_of_ours_alone(device):
         before = len(device.launches)
         layer(torch.randn(1, 8, 64).half())
         assert len(device.launches) == before + 1
-        assert not graphs
+        calls = [[node for node in graph.graph.nodes if node.op == "call_function"] for graph in graphs]
+        assert all(len(made) > 1 for made in calls)
 
 
 @pytest.mark.slow
