@@ -222,7 +222,8 @@ def test_kinds_of_problems_are_told_one_by_one():
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
     text = how_far(GPUS["l4"], (), fitted(lands={}, any={"first": 1.1}))
-    assert text.startswith("Of this card's families, the kernel that the cost model puts first takes") and "1.10 on an H100 (worst 1.62)" in text and "1.04" not in text
+    assert text.startswith("Of this card's families, the kernel that the cost model puts first takes")
+    assert "1.10 on an H100 (worst 1.62)" in text and "1.04" not in text
     assert text.endswith("Nothing was measured on the L4.")
     assert "Nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), (), fitted(lands={}))
 
