@@ -23,7 +23,7 @@ def browser():
     yield from chromium(**{"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def summaries(timed):
     """By kind of study."""
     storage, study = timed
@@ -43,7 +43,7 @@ def summaries(timed):
     return {kind: summarise(storage, study) for kind, study in studies.items()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pages(summaries, tmp_path_factory):
     """Files by kind of study."""
     folder = tmp_path_factory.mktemp("pages")
