@@ -13,23 +13,13 @@ from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from evoattn.backends.cache_folder import keep_small, mark_used, read_headed, write_headed
+from evoattn.backends.cache_folder import KERNEL, OPTIONS, keep_small, mark_used, read_headed, write_headed
 from evoattn.model import forks
 from evoattn.model.gpu_table import target
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
-
-if TYPE_CHECKING:
-    from evoattn.model.records import Candidate, CompiledKernel
-
-OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
-"""NVRTC's own cache would answer a repeated compile without the log that says registers and spills."""
-
-
-SUFFIX = ".kernel"
-"""Of a file: one line of JSON about what is compiled, then that."""
 
 
 class KernelFiles:
@@ -42,15 +32,10 @@ class KernelFiles:
     def _path(self, candidate: Candidate) -> Path:
         words = "\n".join((candidate.source_hash, candidate.arch, self._version, *OPTIONS))
         key = hashlib.sha256(words.encode()).hexdigest()
-        return self._folder / key[:2] / f"{key}{SUFFIX}"
+        return self._folder / key[:2] / f"{key}{KERNEL}"
 
     def get(self, candidate: Candidate) -> CompiledKernel | None:
         """The candidate's kernel; None where no file has it, or one that cannot be read or lacks its end."""
-        from evoattn.model.records import (  # here: the op imports this file for OPTIONS alone
-            CompiledKernel,
-            CompileInfo,
-        )
-
         path = self._path(candidate)
         found = read_headed(path)
         if found is None:

@@ -7,8 +7,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoattn.backends.cache_folder import keep_small, mark_used, read_headed, write_headed
-from evoattn.backends.compiler import OPTIONS, SUFFIX
+from evoattn.backends.cache_folder import KERNEL, OPTIONS, keep_small, mark_used, read_headed, write_headed
 from evoattn.backends.versions import nvrtc_version, template_digest
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
@@ -57,7 +56,7 @@ def _read_cubin(path: Path, wanted: str) -> Cubin | None:
 def get_cubin(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
     """The kernel's machine code from `folder`, or compiled now and put there. Raises `CompileError`."""
     wanted = recipe_of(family, problem, config, gpu)
-    path = folder / f"{wanted}{SUFFIX}"
+    path = folder / f"{wanted}{KERNEL}"
     found = _read_cubin(path, wanted)
     if found is None:
         found = _compile(family, problem, config, gpu, wanted)
@@ -72,7 +71,7 @@ def kept_cubin(
 ) -> Cubin | None:
     """The kernel's machine code from `folder`; None where it was not compiled before."""
     wanted = recipe_of(family, problem, config, gpu)
-    return _read_cubin(folder / f"{wanted}{SUFFIX}", wanted)
+    return _read_cubin(folder / f"{wanted}{KERNEL}", wanted)
 
 
 def _compile(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, wanted: str) -> Cubin:

@@ -5,8 +5,8 @@ A test of what the compiler says of a source compiles it itself: the cache tells
 
 from dataclasses import replace
 
+from evoattn.backends.cache_folder import OPTIONS
 from evoattn.backends.compiler import (
-    OPTIONS,
     CompileError,
     KernelFiles,
     compile_candidate,
