@@ -31,7 +31,7 @@ ROOMS = {
             "tests/timing/test_timer.py",
             "tests/timing/test_timer.py",
             "tests/cheats/test_timed_path.py",
-            "tests/cheats/test_other_outputs.py",
+            "tests/cheats/test_timed_path.py",
         ),
     ),
     "validate": Room(
@@ -46,7 +46,7 @@ ROOMS = {
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",
             "tests/cheats/test_timed_path.py",
-            "tests/cheats/test_other_outputs.py",
+            "tests/cheats/test_timed_path.py",
         ),
     ),
     "ops": Room(("evoattn/ops/**/*.py",), ("tests/ops",)),
@@ -100,13 +100,13 @@ ROOMS = {
         ),
         (
             *(DECISIONS, ANSWERS),
-            *("tests/ops/test_training*.py", "tests/ops/test_portfolio_picks.py", "tests/ops/test_flex_gradients.py"),
+            *("tests/ops/test_training*.py", "tests/ops/test_choice.py", "tests/ops/test_flex_gradients.py"),
             *(
                 "tests/correctness/test_gradients.py",
                 "tests/families/test_backward*.py",
                 "tests/peers/test_backward.py",
             ),
-            *("tests/integrations/test_model_copies.py", "tests/benchmarks/test_programs.py"),
+            *("tests/integrations/test_model_copies.py", "tests/benchmarks/test_backward.py"),
         ),
     ),
     "serving": Room(
