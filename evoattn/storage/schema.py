@@ -57,8 +57,8 @@ environments = Table(
 """Where trials ran: versions, compiler, host, device and its driver (`evoattn/storage/versions.py`), once for each
 sha256 of their canonical JSON.
 
-A study may go on on another machine or with another version, so each trial, timing and peer names its own. It is NULL
-in rows of revision 0001; there the study's `versions` hold the facts from when it was made."""
+A study may go on on another machine or with another version, so each trial, timing and peer names its own. NULL: nobody
+said where; the study's `versions` hold the facts from when it was made."""
 
 trials = Table(
     "trials",

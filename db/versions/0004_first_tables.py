@@ -1,9 +1,9 @@
-"""The first tables: studies, sources, trials, samples, baselines (what each holds: `evoattn/storage/schema.py`)."""
+"""The first tables (what each holds: `evoattn/storage/schema.py`). Nothing older was released."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0004"
 down_revision = None
 
 
@@ -16,7 +16,7 @@ def upgrade() -> None:
         sa.Column("arch", sa.String(20), nullable=False),
         sa.Column("offline", sa.Boolean, nullable=False),
         sa.Column("sampler", sa.String(40), nullable=False),
-        sa.Column("seed", sa.Integer, nullable=False),
+        sa.Column("seed", sa.BigInteger().with_variant(sa.Integer, "sqlite"), nullable=False),
         sa.Column("problem", sa.JSON, nullable=False),
         sa.Column("families", sa.JSON, nullable=False),
         sa.Column("versions", sa.JSON, nullable=False),
@@ -27,6 +27,13 @@ def upgrade() -> None:
         "sources",
         sa.Column("hash", sa.String(64), primary_key=True),
         sa.Column("zlib", sa.LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "environments",
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("hash", sa.String(64), nullable=False, unique=True),
+        sa.Column("facts", sa.JSON, nullable=False),
+        sa.Column("created_at", sa.String(40), nullable=False),
     )
     op.create_table(
         "trials",
@@ -53,6 +60,7 @@ def upgrade() -> None:
         sa.Column("compile_options", sa.JSON),
         sa.Column("compile_warnings", sa.JSON),
         sa.Column("validation", sa.JSON),
+        sa.Column("environment_id", sa.Integer, sa.ForeignKey("environments.id")),
     )
     op.create_index("trials_by_number", "trials", ["study_id", "number"])
     op.create_index("trials_by_config", "trials", ["study_id", "config_id"])
@@ -66,6 +74,7 @@ def upgrade() -> None:
         sa.Column("median_us", sa.Float, nullable=False),
         sa.Column("protocol", sa.JSON, nullable=False),
         sa.Column("samples_us", sa.JSON, nullable=False),
+        sa.Column("environment_id", sa.Integer, sa.ForeignKey("environments.id")),
     )
     op.create_index("samples_by_trial", "samples", ["trial_number", "stage", "id", "median_us"])
     op.create_table(
@@ -76,5 +85,24 @@ def upgrade() -> None:
         sa.Column("refusal", sa.Text, nullable=False),
         sa.Column("protocol", sa.JSON),
         sa.Column("samples_us", sa.JSON),
+        sa.Column("environment_id", sa.Integer, sa.ForeignKey("environments.id")),
     )
     op.create_index("baselines_by_study", "baselines", ["study_id", "backend"])
+    op.create_table(
+        "profiles",
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("study_id", sa.Integer, sa.ForeignKey("studies.id"), nullable=False),
+        sa.Column("trial_number", sa.Integer, sa.ForeignKey("trials.number")),
+        sa.Column("peer", sa.String(40), nullable=False),
+        sa.Column("tool", sa.String(40), nullable=False),
+        sa.Column("cache", sa.String(10), nullable=False),
+        sa.Column("kernels", sa.JSON, nullable=False),
+        sa.Column("environment_id", sa.Integer, sa.ForeignKey("environments.id")),
+        sa.Column("created_at", sa.String(40), nullable=False),
+    )
+    op.create_index("profiles_by_trial", "profiles", ["study_id", "trial_number"])
+    op.create_table(
+        "writes",
+        sa.Column("writer", sa.String(32), primary_key=True),
+        sa.Column("number", sa.BigInteger, nullable=False),
+    )
