@@ -44,10 +44,15 @@ struct Consumer : Products {
 private:
   // `parity`: of the barriers of K and V.
   __device__ __forceinline__ void key_tile(const KeyGradients& to, uint32_t parity) {
-    if (!BY_PRODUCTS && (!DQ_ALONE || warpgroup == 0)) key_tile_of<true, true>(to, parity);
-    else if constexpr (!BY_PRODUCTS) key_tile_of<true, true, false>(to, parity);
-    else if (warpgroup == 0) key_tile_of<false, true>(to, parity);
-    else key_tile_of<true, false>(to, parity);
+    if constexpr (BY_PRODUCTS) {
+      if (warpgroup == 0) key_tile_of<false, true>(to, parity);
+      else key_tile_of<true, false>(to, parity);
+    } else if constexpr (DQ_ALONE) {
+      if (warpgroup == 0) key_tile_of<true, true>(to, parity);
+      else key_tile_of<true, true, false>(to, parity);
+    } else {
+      key_tile_of<true, true>(to, parity);
+    }
   }
   // DK, DV, DQ: what is this warpgroup's, of all that has a part.
   template <bool DK, bool DV, bool DQ = true>
@@ -59,8 +64,8 @@ private:
     for (int i = 0; DV && i < DV_TILES * DV_COLUMNS / 2; ++i) dv[i / (DV_COLUMNS / 2)][i % (DV_COLUMNS / 2)] = 0.f;
     if constexpr (!CLAIMED) mbarrier_wait(smem_address + Smem::K_FULL, 0);
     mbarrier_wait(smem_address + Smem::V_FULL, parity);
-    if constexpr (V_IN_REGISTERS) load_values();
-    if constexpr (CLAIMED && V_IN_REGISTERS) fence_proxy_async(), __syncwarp();  // the next ones may come
+    if constexpr (V_STEPS > 0) load_values();
+    if constexpr (CLAIMED && V_STEPS > 0) fence_proxy_async(), __syncwarp();  // the next ones may come
     while (!walk.done()) {
       if constexpr (DK && DV) query_tile<DQ>();
       else if constexpr (DV) tile_of_values();

@@ -38,7 +38,7 @@ struct Fragments {
   uint32_t ds[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];  // gradients of the scores, rounded
   float terms[TERMS];                                 // of the queries: log2 of their sums, then deltas
   float factors[FACTORS];                             // of the scores' gradients
-  uint32_t v[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
+  uint32_t v[V_STEPS > 0 ? V_STEPS : 1][4];
   float dq[DQ_COLUMNS / 2];
   float dq_share[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float dk[DK_TILES][DK_COLUMNS / 2], dv[DV_TILES][DV_COLUMNS / 2];
@@ -86,7 +86,7 @@ struct Products {
   uint32_t (&ds)[DS_IN_REGISTERS ? QUERY_STEPS : 1][4];
   float (&terms_of_lane)[TERMS];
   float (&factors)[FACTORS];
-  uint32_t (&v)[V_IN_REGISTERS ? ValueTiles::DIM_STEPS : 1][4];
+  uint32_t (&v)[V_STEPS > 0 ? V_STEPS : 1][4];
   float (&dq)[DQ_COLUMNS / 2];
   float (&dq_share)[DQ_SHARE > 0 ? DQ_SHARE / 2 : 1];
   float (&dk)[DK_TILES][DK_COLUMNS / 2];
@@ -173,21 +173,22 @@ struct Products {
 
   __device__ __forceinline__ void multiply_s() {  // Sᵀ = K Qᵀ
     mbarrier_wait(smem_address + Smem::Q_FULL + 8 * q.stage, q.parity);
-    multiply_rows<Tiles, false>(s, v, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
+    multiply_rows<Tiles, 0>(s, v, Smem::K, Smem::Q + q.stage * Smem::Q_TILE_BYTES);
   }
   __device__ __forceinline__ void multiply_dp() {  // dPᵀ = V dOᵀ
     mbarrier_wait(smem_address + Smem::DO_FULL + 8 * d.stage, d.parity);
-    multiply_rows<ValueTiles, V_IN_REGISTERS>(dp, v, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
+    multiply_rows<ValueTiles, V_STEPS>(dp, v, Smem::V, Smem::DO + d.stage * Smem::DO_TILE_BYTES);
   }
   // V of this warpgroup's keys.
   __device__ __forceinline__ void load_values() {
     const int row = keys * 64 + warp * 16 + lane % 16;
 #pragma unroll
-    for (int step = 0; step < ValueTiles::DIM_STEPS; ++step)
+    for (int step = 0; step < V_STEPS; ++step)
       ldmatrix_x4(v[step], smem_address + Smem::V + step / 4 * (BLOCK_N * 128) + row * 128 +
                                ((step % 4 * 2 + lane / 16) ^ row % 8) * 16);
   }
-  template <class Of, bool IN_REGISTERS, int STEPS>
+  // IN_REGISTERS: so many steps of the keys' rows.
+  template <class Of, int IN_REGISTERS, int STEPS>
   __device__ __forceinline__ void multiply_rows(float (&to)[SCORE_COLUMNS / 2], const uint32_t (&registers)[STEPS][4],
                                                 int keys_place, int queries_place) {
     const uint64_t of_keys = own_descriptor(smem_address + keys_place + keys * 64 * 128, 0);
@@ -197,8 +198,13 @@ struct Products {
     for (int step = 0; step < Of::DIM_STEPS; ++step) {
       const uint64_t a = of_keys + descriptor_step(Of::step_offset(step, BLOCK_N));
       const uint64_t b = of_queries + descriptor_step(Of::step_offset(step, BLOCK_M));
-      if constexpr (IN_REGISTERS) wgmma_s(to, registers[step], b, step > 0);
-      else wgmma_s(to, DKV_BY_DIMS ? b : a, DKV_BY_DIMS ? a : b, step > 0);
+      if constexpr (IN_REGISTERS > 0) {
+        if (step < IN_REGISTERS) {
+          wgmma_s(to, registers[step], b, step > 0);
+          continue;
+        }
+      }
+      wgmma_s(to, DKV_BY_DIMS ? b : a, DKV_BY_DIMS ? a : b, step > 0);
     }
     wgmma_commit();
   }

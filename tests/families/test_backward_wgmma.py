@@ -160,6 +160,7 @@ def test_warpgroups_share_dimensions(params, text, dims):
     assert faults(SHARES_DIMS | params, text, dims=dims) == []
 
 
+PART_OF_V = {"DQ_ROWS": "dims", "DQ_SUM": "registers"}
 OPERANDS = [
     ({}, "mask=causal", "D=72", ()),
     (CLAIMED | {"DQ_BEGIN": "stored"}, "mask=causal_lower_right", "D=64", ()),
@@ -178,8 +179,11 @@ OPERANDS = [
         "D=64",
         ("fence_proxy_async(), __syncwarp();  // the next ones may come", ";"),
     ),
+    (PART_OF_V, "window=20:9", "D=128", ()),
+    (PART_OF_V | OWN_FIRST, "mask=causal_lower_right", "D=120", ()),
+    (PART_OF_V, "", "D=128", ("registers[step], b, step > 0", "registers[step / 2], b, step > 0")),
 ]
-"""V in registers, dQ of one warpgroup, and faults of these."""
+"""V or a part of it in registers, dQ of one warpgroup, and faults of these."""
 
 
 @pytest.mark.slow

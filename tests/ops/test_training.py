@@ -1,6 +1,5 @@
 """Gradients of `evoattn.attention` by kernels of the backward pass, on the fake device, beside float64."""
 
-import dataclasses
 import warnings
 
 import pytest
@@ -9,14 +8,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import evoattn
-from evoattn.model.space import KernelConfig
-from evoattn.ops import choice, plan, shapes
-from evoattn.ops.choice import Race
+from evoattn.ops import shapes
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
-from evoattn.portfolio.wins import Races
 from tests.ops.fake_backward import NAME, TrainingDevice, pick_either, training_runtime
-from tests.ops.fake_clock import FakeClock
 from tests.ops.fake_device import Pick, tensors
 
 
@@ -543,58 +538,3 @@ def test_functions_of_flash_attention_have_gradients_by_kernels(device):
     evoattn.attention(*double, causal=True, enable_gqa=True).square().sum().backward()
     require_near([t.grad.transpose(1, 2) for t in mine], [t.grad for t in double])
     assert device.backwards[0]["deterministic"]
-
-
-def test_a_backward_pass_races_at_the_first_that_comes_and_its_winner_runs_from_then_on(tmp_path, monkeypatch):
-    """Of layers that began before the race, too; gradients with the same bits in every run are the pick's."""
-    slow, fast = (KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": smem}) for smem in (512, 1024))
-
-    monkeypatch.setattr(choice, "template_digest", lambda name: name)
-    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: None)
-
-    def pick(problem, gpu):
-        found = pick_either(problem, gpu)
-        return found if problem.op == "forward" else dataclasses.replace(found, config=slow, rivals=(fast,))
-
-    for process in range(2):
-        clock = FakeClock()
-        clock.device = device = TrainingDevice()
-        held = Race(Races(tmp_path / "races.jsonl"), clock, 2)
-        with current.use(training_runtime(device, tmp_path, pick, race=held)):
-            leaves = [tensor.requires_grad_() for tensor in tensors()]
-
-            def layer(leaves=leaves, **words):
-                return evoattn.attention(*leaves, enable_gqa=True, strict=True, **words)
-
-            def ran(answer, leaves=leaves, device=device):
-                grad = torch.autograd.grad(answer, leaves, torch.ones_like(answer))
-                return device.launches[-1].smem_bytes, grad
-
-            assert ran(layer(deterministic=True))[0] == 512
-            layers = layer(), layer()
-            said = evoattn.explain(*leaves, enable_gqa=True)
-            assert not clock.asked and ("races 1 other kernel" in said or process)
-            assert ran(layers[0])[0] == 1024 and bool(clock.asked) == (not process)
-            asked = len(clock.asked)
-            assert ran(layers[1])[0] == 1024 and ran(layer(deterministic=True))[0] == 512
-            used, grad = ran(layer())
-            assert used == 1024 and all(one.isfinite().all() for one in grad) and len(clock.asked) == asked
-            assert "in a race on this card" in evoattn.explain(*leaves, enable_gqa=True)
-
-
-def test_rivals_of_a_backward_pass_that_cannot_race_are_not_compiled(tmp_path, monkeypatch):
-    rival = KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": 1024})
-    monkeypatch.setattr(choice, "template_digest", lambda name: name)
-    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: None)
-    device, begun = TrainingDevice(), []
-    monkeypatch.setattr(plan.Kernels, "ahead", lambda *of: begun.append(of) or {})
-
-    def pick(problem, gpu):
-        found = pick_either(problem, gpu)
-        return found if problem.op == "forward" else dataclasses.replace(found, rivals=(rival,))
-
-    for room in (10, 1 << 40):
-        held = Race(Races(tmp_path / "races.jsonl"), FakeClock(room=room), 2)
-        with current.use(training_runtime(device, tmp_path, pick, race=held)):
-            evoattn.attention(*[tensor.requires_grad_() for tensor in tensors()], enable_gqa=True, strict=True)
-            assert len(begun) == (room > 10)

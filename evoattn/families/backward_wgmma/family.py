@@ -16,7 +16,6 @@ from evoattn.families.backward_wgmma.resources import (
     is_alone,
     key_blocks,
     lacks_room,
-    launch_work,
     moved_registers,
     pair,
     producer_warps,
@@ -28,11 +27,12 @@ from evoattn.families.backward_wgmma.resources import (
     smem_bytes,
     threads,
     units,
-    v_in_registers,
+    v_steps,
     waits_ahead,
     warpgroups,
     whole_tiles,
 )
+from evoattn.families.backward_wgmma.work import launch_work
 from evoattn.families.base import softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, states_given, why_not_listed
 from evoattn.families.dealt import batches, row_blocks
@@ -128,7 +128,7 @@ class BackwardWgmma(Backward):
         producer, consumer = moved_registers(problem, genes)
         dims, dtype = dim_shares(genes), problem.dtype
         columns, share = dq_columns(problem, genes), dq_share(problem, genes)
-        of_v = v_in_registers(problem, genes)
+        steps_of_v = v_steps(problem, genes)
         p_in_registers, ds_in_registers = genes.P_PLACE == "registers", genes.DS_PLACE == "registers"
         by_dims, claimed = genes.DQ_ROWS == "dims", genes.SCHEDULE == "claimed"
         keys = genes.BLOCK_N if genes.DKV_ROWS == "dims" else 0
@@ -148,7 +148,7 @@ class BackwardWgmma(Backward):
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
-            "V_IN_REGISTERS": of_v,
+            "V_STEPS": steps_of_v,
             "P_IN_REGISTERS": p_in_registers,
             "DS_IN_REGISTERS": ds_in_registers,
             "DQ_BY_DIMS": by_dims,
@@ -179,7 +179,7 @@ class BackwardWgmma(Backward):
             "WGMMA_S": "\n".join(
                 wgmma_function("wgmma_s", keys or genes.BLOCK_M // dims, dtype, from_registers, b_transposed=False)
                 for from_registers in (False, True)
-                if of_v or not from_registers
+                if steps_of_v or not from_registers
             ),
             "WGMMA_DV": wgmma_function(
                 "wgmma_dv",
