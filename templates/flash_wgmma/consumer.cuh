@@ -152,7 +152,7 @@ private:
       if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
       return true;
     }
-    const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED, RangeOfRows>(
+    const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS % 8, FIRST, MASKED, RangeOfRows>(
         state, s, scale_of_scores(), factor,
         [&] {
           if constexpr (looks_back(RESCALE)) {

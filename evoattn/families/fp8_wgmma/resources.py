@@ -54,7 +54,8 @@ class Fp8WgmmaGenes(Genes):
     CAUSAL_SKIP: bool = SHARED["CAUSAL_SKIP"]
     POLYNOMIAL_EIGHTHS: int = gene(
         "how many of every eight exponentials are computed on the FMA units: where scores come in fp16 by straight "
-        "lines of three bits, some up to a head_dim of V of 128, else by a polynomial",
+        "lines of three bits, beside no log-sum-exp, and some up to a head_dim of V of 128; else by a polynomial, none "
+        "in place of all",
         (0, 1, 2, 3, 4, 8),
     )
     Q_IN_REGISTERS: bool = SHARED["Q_IN_REGISTERS"]
