@@ -71,17 +71,17 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     Tensors of 16 or 32 bits are quantised first, with a scale for each K/V head of each batch, or each 128 rows of a
     head (`BLOCKS_BELOW`), that takes its largest value to the end of the range, and no descale may be given. A kernel
     of Hopper rounds query itself, with a scale for each 16 rows of a head. That is faster than `evoattn.attention` from
-    some 4,096 keys on (0.89 of its time, 24 problems), at head_dim 256 from 2,048; below it takes longer (1.17 times in
-    the mean, 1.81 at worst, 20 problems; an H200, 2026-11-28).
+    some 2,000 keys on (0.78 of its time up to 4,096, 8 problems, and 0.69 from there on, 27 problems); below it mostly
+    takes longer (1.04 times in the mean, 1.43 at worst, 19 problems; an H200, 2026-11-29).
     `smooth_k` takes a mean of the keys of a head, of 64 evenly spaced ones, from all of them first, as SageAttention
     does that of all: outlier channels then cost less of the range. The answer is the same, since all scores of a query
     change alike, and the log-sum-exp is corrected. It goes with no `softcap` and no sinks. With `turned` value is as
     `quantize_kv(…, turned=True)` makes it, which is what kernels read fastest; tensors of 16 bits are quantised so
     wherever a kernel reads it.
 
-    Weights are rounded to e4m3 too (3 bits of mantissa), which makes most of the error. Up to a head_dim of 128 kernels
-    compute some of them, mostly three of eight, with so many bits from the start, which adds 2.4 % to the error
-    (0.0534 to 0.0547, head_dim 128, normal inputs, an H200, 2026-11-28).
+    Weights are rounded to e4m3 too (3 bits of mantissa). Kernels compute them with so many bits from the start, by
+    straight lines between powers of two, unless the log-sum-exp is wanted. That makes the error 1.04 times as large
+    (0.0538 to 0.0562, head_dim 128, normal inputs, an H200, 2026-11-29).
 
     Where no kernel serves the call, 16-bit attention of the values runs, by our kernels or by torch. `strict` raises
     `NoKernel` instead. There are no gradients: raises `ValueError` where one is wanted, and for what does not fit,
@@ -375,10 +375,10 @@ def dequantised(call: Call, given: Quantised, sinks: Tensor | None) -> Answer:
     return out if lse is None else (out, lse)
 
 
-LEAST_GAIN = 1 << 19
-"""Multiply-adds of both products for each number of query, key and value, times head_dim, as exponentials take less of
-the time of wide heads. From here on 8 bits, with quantising counted, have 1.06 to 1.36 of the speed of 16 (19
-problems), below 0.51 to 1.13 (25): an H200, 2026-11-28, reports/performance.md."""
+LEAST_GAIN = 1 << 18
+"""Multiply-adds of both products for each number of query, key and value, times head_dim. From here on 8 bits, with
+quantising counted, have 0.96 to 1.68 of the speed of 16 (33 problems, 1.39 in the mean), below 0.70 to 1.41 (21): an
+H200, 2026-11-29, reports/performance.md."""
 LEAST_DIM = 64
 """The narrowest head_dim that was tried."""
 CAUSAL: dict[str, Causal] = {FULL: False, CAUSAL_UPPER_LEFT: "upper_left", CAUSAL_LOWER_RIGHT: "lower_right"}
