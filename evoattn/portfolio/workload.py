@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from evoattn.model.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 
 Choice = TypeVar("Choice")
@@ -488,7 +488,10 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
 
 def _served_problem(fields: Callable[[random.Random], Drawn], rng: random.Random) -> AttentionProblem | None:
     drawn: Drawn = {"dtype": "bf16", "layout": "bshd" if rng.random() < 0.7 else "bhsd"} | fields(rng)
-    made = AttentionProblem(**drawn)
+    try:
+        made = AttentionProblem(**drawn)
+    except ProblemError:  # a tensor too large for any card
+        return None
     return made if made.flops <= MOST_FLOPS and made.bytes <= MOST_BYTES else None
 
 
