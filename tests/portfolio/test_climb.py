@@ -173,7 +173,7 @@ def test_rivals_are_slow_for_other_reasons_than_the_pick() -> None:
 @pytest.mark.parametrize(
     ("text", "most", "part"),
     [
-        ("B=12,H=64,Hkv=1,Sq=1,Sk=14656,D=576,Dv=512,dtype=bf16,shared_kv=1,seqused=146:14656,page=64", "seqused", 0.9),
+        ("B=12,H=128,Hkv=1,Sq=1,Sk=8768,D=576,Dv=512,dtype=bf16,shared_kv=1,seqused=175:8768,page=64", "seqused", 0.9),
         (
             "B=3,H=8,Sq=64,Sk=2048,D=128,dtype=bf16,mask=causal_lower_right,page=64,varlen=1+64+9/90+64+900",
             "varlen",

@@ -23,7 +23,7 @@ class LatentWgmmaGenes(Genes):
     )
     SPLITS: int = gene(
         "blocks that share the keys of the same rows; their results are added up by a second kernel",
-        (1, 2, 3, 4, 6, 8, 9, 11, 12, 16, 22, 24, 32, 48, 64, 96, 128),
+        (*range(1, 15), 16, 18, 20, 22, 24, 26, 32, 33, 44, 48, 64, 66, 96, 128),
     )
     OVERLAP: bool = gene("multiply Q and K of a tile of keys during the softmax of the one before", default=False)
     Q_STEPS: int = gene(
