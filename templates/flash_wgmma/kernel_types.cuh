@@ -62,8 +62,11 @@ constexpr int O_CHUNKS = !PERSISTENT || O_IN_SHARED ? 0 : STORE == Store::CHUNKS
 constexpr int COLUMN_TILES = OUT_DIM / 8, SLOTS = CLUSTER == 1 ? 0 : IN_PARTS ? CLUSTER : CLUSTER - 1;
 constexpr int OWN_TILES = (COLUMN_TILES + CLUSTER - 1) / CLUSTER,
               SLOT_PIECES = IN_PARTS ? 1 + OWN_TILES : Partial::PIECES;
+// Up to so many batches are taken in the order of their keys.
+constexpr int ORDERED_BATCHES = 32;
+constexpr bool IN_ORDER = SEQUSED && SCHEDULE == Schedule::CLAIMED;
 using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, SLOTS, SLOT_PIECES,
-                          SLIDING ? 8 : 4, Scales::Running::WORDS>;
+                          SLIDING ? 8 : 4, Scales::Running::WORDS, IN_ORDER ? ORDERED_BATCHES : 0>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 
 // Named barriers of the block.

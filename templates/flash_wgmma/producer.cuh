@@ -36,6 +36,9 @@ struct Producer : TileFinder {
     else named_barrier_arrive<THREADS>(BARRIERS_READY);
     if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
     if constexpr (SHARES_SEQUENCES) sequence_share.find(work, lane);
+    if constexpr (IN_ORDER) {
+      if (warp == 4 * WARPGROUPS && work.batch <= ORDERED_BATCHES) order_batches();
+    }
     if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
     if (transposes) Operands::template transpose<Smem>(static_cast<const Block&>(*this));
     else if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) copy();

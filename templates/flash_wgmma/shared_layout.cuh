@@ -8,7 +8,7 @@
 #include "flash_wgmma/key_split.cuh"
 
 template <class Operands, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, bool SUM_IN_SHARED,
-          int SLOTS, int SLOT_PIECES, int TILE_WORDS, int TOLD_WORDS>
+          int SLOTS, int SLOT_PIECES, int TILE_WORDS, int TOLD_WORDS, int ORDER_WORDS>
 struct SharedLayout {
   static constexpr int ROW_COLUMNS = Operands::ROW_COLUMNS;
   static constexpr int QUERY_COLUMNS = Operands::QUERY_COLUMNS;
@@ -49,8 +49,9 @@ struct SharedLayout {
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
   static constexpr int TILE_BYTES = 4 * TILE_WORDS;
   static constexpr int TOLD = TILE + 2 * TILE_BYTES,
-                       TOLD_BYTES = 4 * TOLD_WORDS;  // [STAGES], of a tile of K: its scales
-  static constexpr int BYTES = TOLD + STAGES * TOLD_BYTES;
+                       TOLD_BYTES = 4 * TOLD_WORDS;         // [STAGES], of a tile of K: its scales
+  static constexpr int ORDER = TOLD + STAGES * TOLD_BYTES;  // words: the batches in the order in which they are taken
+  static constexpr int BYTES = ORDER + 4 * ORDER_WORDS;
 
   // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one
   // arrival of each thread that copies, which of K and V are COPIERS, "empty" one of each warp that reads; results of

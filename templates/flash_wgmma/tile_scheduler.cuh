@@ -160,6 +160,19 @@ struct TileFinder : Block {
   __device__ __forceinline__ TileFinder(TileScheduler& work, uint32_t* counters_zeroed)
       : Block(work), work(work), counters_zeroed(counters_zeroed), turn(0) {}
 
+  // IN_ORDER, by a whole warp: the batches from that with most keys in use on, so that no block begins a long one when
+  // others end. Which keys are in use the device alone knows.
+  __device__ __forceinline__ void order_batches() const {
+    const int keys = lane < work.batch ? max(0, min(work.packed.most_keys, work.terms.given.seqused[lane])) : -1;
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < ORDERED_BATCHES; ++i) {
+      const int other = __shfl_sync(ALL_LANES, keys, i);
+      before += other > keys || (other == keys && i < lane);
+    }
+    write_shared_word(smem_address + Smem::ORDER + 4 * before, lane);
+    __syncwarp();
+  }
   // Before the first round.
   __device__ __forceinline__ void start() { index = blockIdx.x; }
   // The next tile of rows, which it tells the consumers if it `tells`; false if none is left. They read it once their Q
@@ -187,6 +200,10 @@ struct TileFinder : Block {
     if constexpr (PERSISTENT) {
       if constexpr (!VARLEN)
         work.tile = tile_at<HEADS_IN_TURN, LAST_FIRST>(index, work.row_blocks, work.rows.heads, work.batch);
+      if constexpr (IN_ORDER) {
+        if (work.batch <= ORDERED_BATCHES)
+          work.tile.batch = read_shared_word(smem_address + Smem::ORDER + 4 * work.tile.batch);
+      }
       tell(0, work.tile.row_block), tell(4, work.tile.head), tell(8, work.tile.batch);
       if (SCHEDULE == Schedule::BALANCED && !VARLEN) work.range = share.range;
       if (SCHEDULE == Schedule::BALANCED) tell(12, work.range.word);

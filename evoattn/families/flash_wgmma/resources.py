@@ -248,6 +248,8 @@ HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_
 L2_LINE = 128
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
+ORDERED_BATCHES = 32
+"""Words by which a claimed schedule keeps the order of so many batches with keys in use, those with most first."""
 TILE_WORDS, SEQUENCE_TILE_WORDS = 4, 8
 """Words of the tile descriptor: row block, head, batch and key tiles of the next tile of rows; also where its sequence
 lies."""
@@ -320,7 +322,7 @@ def _handed_over_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes, blocks
 
 def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, barriers, what the
-    producer says of two tiles."""
+    producer says of two tiles, and the order of batches."""
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
     o_row_bytes = o_chunks * ROW_BYTES
@@ -331,7 +333,8 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_row_bytes * genes.BLOCK_M
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
-    return q_bytes + kv_bytes + o_bytes + barriers + 2 * tile_words * 4
+    order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
+    return q_bytes + kv_bytes + o_bytes + barriers + (2 * tile_words + order) * 4
 
 
 FEW_ROWS = 8

@@ -10,6 +10,7 @@ from evoattn.families.flash_wgmma import resources as flash
 from evoattn.families.flash_wgmma.resources import (
     FIXED_REGISTERS,
     O_CHUNK_PLACES,
+    ORDERED_BATCHES,
     REGISTERS_UNDER_WGMMA,
     SEQUENCE_TILE_WORDS,
     TILE_WORDS,
@@ -105,7 +106,7 @@ def value_chunk(genes: Fp8WgmmaGenes) -> int:
 def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     """Dynamic shared memory of a block: Q; the rings of K, of V as it comes and of V turned round; O or some chunks of
     it if the next Q loads before O has left; or O in fp32 if it is added up there; barriers; what the producer says of
-    two tiles, of the last V, and of scales."""
+    two tiles, of the last V, of scales, and the order of batches."""
     q_chunks = chunks_of(problem.head_dim) if problem.op in ROUNDED else row_chunks(problem.head_dim)
     chunks, value_chunks, o_columns = (
         row_chunks(problem.head_dim),
@@ -123,7 +124,8 @@ def smem_bytes(problem: AttentionProblem, genes: Fp8WgmmaGenes) -> int:
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     barriers = 8 * (2 * warpgroups(genes.flash) + (4 if problem.turned else 6) * genes.STAGES + 1)
     told = 16 if problem.scales == PER_BLOCK else 0
-    words = genes.STAGES * (told + 4 * (not problem.turned)) + 2 * tile_words * 4
+    order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
+    words = genes.STAGES * (told + 4 * (not problem.turned)) + (2 * tile_words + order) * 4
     return q_bytes + rings + o_chunks * genes.BLOCK_M * ROW_BYTES + sums + barriers + words
 
 

@@ -10,6 +10,12 @@ __device__ __forceinline__ void write_shared_word(uint32_t word_smem, int value)
                : "r"(word_smem), "r"(value)
                : "memory");
 }
+// By one thread.
+__device__ __forceinline__ int read_shared_word(uint32_t word_smem) {
+  uint32_t word;
+  asm volatile("atom.relaxed.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(word) : "r"(word_smem) : "memory");
+  return int(word);
+}
 // By whole warps: a lane a word reads for all, which so have them before any of them goes on.
 template <int WORDS>
 __device__ __forceinline__ void read_shared_words(uint32_t first_smem, int lane, int (&words)[WORDS]) {
