@@ -23,7 +23,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
 from evoattn.ops.call import Call, StridedProblem
-from evoattn.portfolio.pick import Pick, size_class
+from evoattn.portfolio.pick import Pick, size_class, whole
 from evoattn.portfolio.wins import Raced, Races
 
 Picker = Callable[[AttentionProblem, GpuSpec], Pick | None]
@@ -86,6 +86,10 @@ class Choice:
             self.gpu.arch,
             *what,
         )
+
+    def has_code_of(self, other: Choice) -> bool:
+        """Whether it is the same machine code on the same problem."""
+        return whole(self.config) == whole(other.config)
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""
@@ -230,6 +234,12 @@ class Race:
         """`cores`: that compile kernels at once, unless given this process's share; a kernel has fewer rivals."""
         cores = own_cores() if cores is None else cores
         self._races, self._clock, self.most_rivals = races, clock, cores - 1
+
+    def able(self, choice: Choice) -> tuple[Choice, ...]:
+        """Its rivals that race it: those for which there is a core each, and those that need no compiler."""
+        alike = [one.has_code_of(choice) for one in choice.rivals]
+        others = [i for i, same in enumerate(alike) if not same][: self.most_rivals]
+        return tuple(one for i, one in enumerate(choice.rivals) if alike[i] or i in others)
 
     def known(self, choice: Choice, machine: str) -> Raced | None:
         """What the race of these kernels on such a problem came to. `machine`: product and driver."""

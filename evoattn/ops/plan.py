@@ -379,7 +379,8 @@ class Kernels:
         with contextlib.suppress(Exception):  # no compiler, no more threads …: the chosen one itself says so
             waits = bool(choice.rivals) and not self._is_compiled(choice, index)
             for place, one in enumerate(choice.rivals, 1):
-                if (key := (index, one.key)) not in self._ahead and not self._is_compiled(one, index):
+                key = index, one.key
+                if not (key in self._ahead or one.has_code_of(choice) or self._is_compiled(one, index)):
                     if not waits:
                         continue
                     compiler = ThreadPoolExecutor(1, "evoattn compiles")

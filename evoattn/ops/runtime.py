@@ -386,7 +386,7 @@ class Runtime:
         if isinstance(choice, Refusal):
             return choice
         apart = alone or (choice.estimated and self.estimated) or keeps_bits(problem)
-        rivals = () if race is None or not races or apart else choice.rivals[: race.most_rivals]
+        rivals = () if race is None or not races or apart else race.able(choice)
         choice = replace(choice, estimated=choice.estimated and not allowed, rivals=rivals)
         if not choice.estimated and not rivals:
             return choice

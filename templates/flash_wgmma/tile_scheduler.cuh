@@ -163,14 +163,14 @@ struct TileFinder : Block {
   // IN_ORDER, by a whole warp: the batches from that with most keys in use on, so that no block begins a long one when
   // others end. Which keys are in use the device alone knows.
   __device__ __forceinline__ void order_batches() const {
-    const int keys = lane < work.batch ? max(0, min(work.packed.most_keys, work.terms.given.seqused[lane])) : -1;
+    const int keys = lane < work.batch ? max(0, min(work.packed.most_keys, work.terms.given.seqused[lane])) : 0;
     int before = 0;
-#pragma unroll
-    for (int i = 0; i < ORDERED_BATCHES; ++i) {
+#pragma unroll 4
+    for (int i = 0; i < work.batch; ++i) {
       const int other = __shfl_sync(ALL_LANES, keys, i);
       before += other > keys || (other == keys && i < lane);
     }
-    write_shared_word(smem_address + Smem::ORDER + 4 * before, lane);
+    if (lane < work.batch) write_shared_word(smem_address + Smem::ORDER + 4 * before, lane);
     __syncwarp();
   }
   // Before the first round.
