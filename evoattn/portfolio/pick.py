@@ -247,12 +247,14 @@ def _other_splits(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec)
     """The same machine code with other numbers of splits: keys in use are seldom as many as is guessed."""
     if not _splits_at_launch(config):
         return []
-    own, found = int(config[SPLITS]), list[KernelConfig]()
+    family, own, found = registry.lookup(config.family), int(config[SPLITS]), dict[str, KernelConfig]()
+    made = {n: KernelConfig(config.family, config.params | {SPLITS: n}) for n in _numbers_of_splits(config.family)}
     for about in (own * factor for factor in OTHER_SPLITS):
-        if beyond := [n for n in _numbers_of_splits(config.family) if (n > own if about > own else n < own)]:
-            nearest = min(beyond, key=lambda n, about=about: abs(math.log(n / about)))  # type: ignore[misc]
-            found.append(KernelConfig(config.family, config.params | {SPLITS: nearest}))
-    return [one for one in found if not registry.lookup(one.family).why_invalid(problem, one, gpu)]
+        nearest = sorted((abs(math.log(n / about)), n) for n in made if (n > own if about > own else n < own))
+        able = (made[n] for _, n in nearest if not family.why_invalid(problem, made[n], gpu))
+        if one := next((one for one in able if one.id not in found), None):
+            found[one.id] = one
+    return list(found.values())
 
 
 def whole(config: KernelConfig) -> KernelConfig:

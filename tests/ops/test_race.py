@@ -12,8 +12,10 @@ import torch
 
 import evoattn
 from evoattn.families import registry
+from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.ops import choice, plan
 from evoattn.ops.call import strided
@@ -465,6 +467,21 @@ def test_ranks_of_one_host_share_its_cores(monkeypatch, ranks, cores):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setattr(choice.os, "sched_getaffinity", lambda process: range(8))
     assert choice.own_cores() == cores
+
+
+@pytest.mark.parametrize(("cores", "able"), [(1, [4, 16]), (2, [4, 8, 16]), (8, [4, 8, 8, 16])])
+def test_the_same_code_with_other_splits_needs_no_core_of_its_own(tmp_path, cores, able):
+    problem, gpu, family = strided(parse_shape("B=2,H=8,Hkv=1,Sk=4096,Sq=1,D=64")), GPUS["h100"], "split_kv"
+    genes = load_space(family, gpu).starting_configs()[0].params | {"MERGE": "kernel", "SPLITS": 6}
+    genes["WARPS"] = 4
+    others = {"SPLITS": 4}, {"SPLITS": 8, "WARPS": 1}, {"SPLITS": 8, "WARPS": 2}, {"SPLITS": 16}
+    made = [
+        choice.Choice(registry.lookup(family), KernelConfig(family, genes | one), problem, gpu, "") for one in others
+    ]
+    first = dataclasses.replace(made[0], config=KernelConfig(family, genes), rivals=tuple(made))
+    assert [one.has_code_of(first) for one in made] == [True, False, False, True]
+    race = Race(Races(tmp_path / "races.jsonl"), FakeClock(), cores)
+    assert [one.config["SPLITS"] for one in race.able(first)] == able
 
 
 def test_a_call_that_waits_for_no_compiler_does_not_wait_for_a_rival_s(card):

@@ -11,7 +11,17 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
 from evoattn.model.shape_text import lookup, parse_shape
 from evoattn.portfolio.climb import ClimbCache, Climbed
-from evoattn.portfolio.pick import canonical, grown, lasting_pick, likely, list_for, next_picks, pick, portfolio_kernels
+from evoattn.portfolio.pick import (
+    canonical,
+    grown,
+    lasting_pick,
+    likely,
+    list_for,
+    next_picks,
+    pick,
+    portfolio_kernels,
+    whole,
+)
 from evoattn.portfolio.workload import DRAWS, draw
 
 H100 = GPUS["h100"]
@@ -142,6 +152,16 @@ def test_a_latent_cache_has_kernels_of_its_own():
     alone, found = problem.with_(batch=1), pick(problem.with_(batch=1), H100)
     launch, *_ = registry.lookup(found.family).work(alone, found.config)
     assert launch.blocks > 100, "one sequence has fewer tiles than there are SMs, so that blocks share its keys"
+
+
+def test_a_pick_races_its_own_code_with_more_and_with_fewer_splits():
+    text = "B=6,H=128,Hkv=1,Sq=1,Sk=27173,D=576,Dv=512,dtype=bf16,shared_kv=1,seqused=27173:27173,page=64"
+    found = pick(parse_shape(text), GPUS["h200"])
+    assert found.family == "latent_wgmma"
+    alike = [one for one in found.rivals if whole(one) == whole(found.config)]
+    numbers, own = sorted(one["SPLITS"] for one in alike), found.config["SPLITS"]
+    assert 3 <= len(alike) < len(found.rivals) and own / 2 <= numbers[0] < own < numbers[-2] < numbers[-1] <= 2.1 * own
+    assert all(found.config != one for one in alike) and len(set(numbers)) == len(numbers)
 
 
 def test_a_search_begins_at_the_pick_and_at_what_comes_next():
