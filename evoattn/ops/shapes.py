@@ -37,7 +37,10 @@ class ShapesError(WrongUse):
     """A file of shapes that cannot be read: its message is one sentence."""
 
 
-NOTHING = "No call of attention was seen: neither SDPA by its name in torch.nn.functional nor evoattn.attention."
+NOTHING = (
+    "No call of attention was seen: neither SDPA by its name in torch.nn.functional nor evoattn.attention. Layers of "
+    "torch.nn call SDPA in eval() after torch.backends.mha.set_fastpath_enabled(False) alone."
+)
 
 
 def _calls(count: int) -> str:

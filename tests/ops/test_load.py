@@ -229,6 +229,22 @@ def test_a_block_without_a_call_of_attention_says_so():
     assert shapes.describe().startswith("No call of attention was seen")
 
 
+def test_layers_of_torch_that_call_no_sdpa_are_spoken_of():
+    """As in `eval()` they take an operator of their own."""
+    heads, given = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True).eval(), torch.randn(1, 4, 16)
+    seen = []
+    before = torch.backends.mha.get_fastpath_enabled()
+    try:
+        for fast in (True, False):
+            torch.backends.mha.set_fastpath_enabled(fast)
+            with capture() as shapes, torch.no_grad():
+                heads(given)
+            seen.append((len(shapes), "set_fastpath_enabled(False)" in shapes.describe()))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    assert seen == [(0, True), (1, False)]
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
