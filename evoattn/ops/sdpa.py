@@ -7,6 +7,7 @@ whether backends were chosen, when it was compiled; it is compiled again where a
 `torch.nn.MultiheadAttention` in it and was compiled before the first block keeps torch's until a reset."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -176,17 +177,29 @@ def _compiled_with_its_caller(ours: Callable[..., object]) -> None:
 _compiled_with_its_caller(scaled_dot_product_attention)
 
 
-def _seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
+PLACE_OF_PADDING = 14
+"""Of `key_padding_mask` among the arguments of `multi_head_attention_forward`."""
+
+
+def _seen_through(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of `torch.nn.functional`, which a trace goes through; another library's as it is.
 
     Torch's compilers take `multi_head_attention_forward` for one operator. So their guards do not see what is on, and
-    their cache on the disk returns code of another process, with the attention that it had there."""
-    if not isinstance(function, FunctionType) or function.__globals__ is not vars(torch.nn.functional):
-        return function
-    same = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    same.__module__, same.__kwdefaults__ = function.__module__, function.__kwdefaults__
-    same.__doc__, same.__annotations__ = function.__doc__, function.__annotations__
-    return same
+    their cache on the disk returns code of another process, with the attention that it had there. What checks a mask of
+    padding they cannot trace: with one, which is torch's to compute, it stays an operator."""
+    if not isinstance(original, FunctionType) or original.__globals__ is not vars(torch.nn.functional):
+        return original
+    parts = original.__code__, original.__globals__, original.__name__, original.__defaults__
+    same, is_compiling, place = FunctionType(*parts), torch.compiler.is_compiling, PLACE_OF_PADDING
+    same.__kwdefaults__ = original.__kwdefaults__
+
+    def ours(*arguments: Any, **words: Any) -> Any:
+        padded = arguments[place] if place < len(arguments) else words.get("key_padding_mask")
+        return (same if is_compiling() and padded is None else original)(*arguments, **words)
+
+    # For TorchScript, which compiles the text of `original` by what its names are here.
+    named = FunctionType(ours.__code__, original.__globals__, original.__name__, None, ours.__closure__)
+    return functools.update_wrapper(named, original)
 
 
 _torchs_heads = torch.nn.functional.multi_head_attention_forward

@@ -250,15 +250,18 @@ def test_compiled_layers_of_torch_follow(device):
 
 @pytest.mark.parametrize("words", [{}, {"need_weights": False, "is_causal": True}, {"average_attn_weights": False}])
 def test_torchs_layers_say_the_same_when_they_are_seen_through(words):
-    heads = torch.nn.MultiheadAttention(64, 2, add_bias_kv=not words, batch_first=True)
+    heads, words = torch.nn.MultiheadAttention(64, 2, add_bias_kv=not words, batch_first=True), dict(words)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(8)
     q, k, v = (torch.randn(2, 8, 64) for _ in range(3))
-    call = lambda: heads(q, k, v, attn_mask=mask, **words)
-    expected = call()
+    expected = heads(q, k, v, attn_mask=mask, **words)
     with sdpa():
-        assert all(a is b is None or torch.equal(a, b) for a, b in zip(call(), expected, strict=True))
+        found = heads(q, k, v, attn_mask=mask, **words)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert torch.jit.script(heads)(q, k, v)[0].shape == q.shape
         compiled = torch.compile(heads, fullgraph=True, backend="eager")
+        assert torch.allclose(compiled(q, k, v, attn_mask=mask, **words)[0], expected[0], atol=1e-6)
+        words["key_padding_mask"] = torch.zeros(2, 8)  # torch cannot trace what checks it
+        expected = heads(q, k, v, attn_mask=mask, **words)
         assert torch.allclose(compiled(q, k, v, attn_mask=mask, **words)[0], expected[0], atol=1e-6)
 
 
