@@ -264,8 +264,8 @@ def v_steps(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     """Steps of 16 dimensions of V that products read from registers, which hold them as long as a block has its keys:
     as many as there is room for. With up to 64 queries a tile a product from shared memory reads as long as it
     multiplies, or longer. A part of V takes 0.975 to 1.003 of the time of none (four problems of head_dim 128, 0.986 in
-    the mean); with ORDER=in_turn and at head_dim 160 products wait in turn beside it (C7512). K in registers, too, takes 1.005 to 1.018 of
-    the time (three problems of head_dim 64)."""
+    the mean); with ORDER=in_turn, and at head_dim 160, products wait in turn beside it (C7512). K in registers, too,
+    takes 1.005 to 1.018 of the time (three problems of head_dim 64)."""
     have = registers_of(problem, genes)
     left = have - registers_needed(problem, genes) - SPARE_REGISTERS[genes.P_PLACE]
     few = genes.GROUP_SHARE == "dims" and genes.BLOCK_M <= GROUP_KEYS
