@@ -1,11 +1,13 @@
 """Faults in evoattn's own Python: a room's mutants, and runs of its tests on a copy of the sources for each."""
 
 import ast
+import compileall
 import contextlib
 import importlib
 import json
 import multiprocessing
 import os
+import py_compile
 import random
 import re
 import shutil
@@ -104,16 +106,11 @@ def changes_in(path: Path) -> list[tuple[int, str, Callable[[], str]]]:
 
 MARKED = "not browser"
 PRELOADED = (
-    "torch",
-    "numpy",
-    "sqlalchemy.dialects.sqlite",
-    "alembic.command",
-    "optuna",
-    "rich.console",
-    "yaml",
-    "pytest",
+    *("torch", "numpy", "cupy", "networkx", "transformers.masking_utils", "transformers.modeling_utils"),
+    *("sqlalchemy.dialects.sqlite", "alembic.command", "optuna", "jinja2", "rich.console", "typer.testing", "yaml"),
+    *("pytest", "hypothesis"),
 )
-"""Imported once; each mutant's tests run in a fork."""
+"""Imported once, those that there are; each mutant's tests run in a fork."""
 OWN = ("evoattn", "tests", "scripts", "benchmarks")
 """What this program has of itself, a fork imports again: from the copy, in which the fault is."""
 KILLED, TIMEOUT, SURVIVED = "killed", "timeout", "SURVIVED"
@@ -127,7 +124,8 @@ def preload() -> None:
     """Import what the tests take seconds to import; the forks of this process have it then."""
     os.environ["OMP_NUM_THREADS"] = "1"  # the tensors are small, and the machine is shared
     for name in PRELOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,6 @@ def _pytest(copied: Path, words: list[str], items: list[str] | None, watch: bool
     starter = [str(copied.with_name("starter"))] if watch else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*starter, str(copied), *THEIRS])
     os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
-    sys.dont_write_bytecode = True
     ran = copied.with_name("ran.txt")
     plugins: list[Any] = [Chosen(items)] if items is not None else []
     if watch:
@@ -360,6 +357,8 @@ def _begin(folder: Path) -> None:
     place = folder / str(os.getpid()) / "copy"
     place.mkdir(parents=True)
     _COPIES.append(copy_tracked(place))
+    by_hash = py_compile.PycInvalidationMode.CHECKED_HASH  # by its time a fault of the same second would be overlooked
+    compileall.compile_dir(place / "evoattn", quiet=2, invalidation_mode=by_hash)
     starter = place.with_name("starter") / "sitecustomize.py"
     starter.parent.mkdir()
     starter.write_text("from tests.mutation.python_lines import watch_this_process\n\nwatch_this_process()\n")
