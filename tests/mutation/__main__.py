@@ -206,7 +206,6 @@ def main() -> int:
     parser.add_argument("--variant", action="store_true", help="on the lines of variants; names are those of variants")
     parser.add_argument("--family", nargs="+", choices=sorted(FAMILIES), help="with --variant: only these")
     parser.add_argument("--python", action="store_true", help="faults in evoattn's own Python, run by its tests")
-    parser.add_argument("--ran", type=Path, metavar="FILE", help="with --python: kept there, what each test runs")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
@@ -225,7 +224,7 @@ def main() -> int:
         drawn = left or {room: python_mutants.sample(room, words.count, words.seed) for room in names}
         names = [room for room in names if room in drawn]
         wanted = {room: drawn[room] for room in names}
-        return listed(wanted) if words.list else python_mutants.run(wanted, words.jobs, words.out, words.ran)
+        return listed(wanted) if words.list else python_mutants.run(wanted, words.jobs, words.out)
     if words.variant:
         found = run_variants(words)
         return 0 if words.list else show(found)

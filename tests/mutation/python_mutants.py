@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, as_completed, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -31,7 +31,6 @@ import yaml
 from evoattn.model.paths import ROOT
 from tests.mutation.changes import changes_of
 from tests.mutation.python_faults import faults_of
-from tests.mutation.python_lines import WATCHED, Lines, Place, place_of
 from tests.mutation.rooms import ROOMS
 
 WANTED = 0.95
@@ -59,11 +58,6 @@ class Mutant:
         ]
         family = [self.file.parent.name] if self.file.parent.parent.name == "families" else []
         return [name for _, name in sorted(around, reverse=True)] + family + [self.file.stem]
-
-    def place(self) -> Place | None:
-        """The statement that is changed, as tests are watched for it; None if each import runs it."""
-        file = str(self.file.relative_to(ROOT))
-        return place_of(file, self.file.read_text(), self.line) if self.file.suffix == ".py" else None
 
     def __str__(self) -> str:
         return f"{self.number:4} {self.file.relative_to(ROOT)}:{self.line}: {self.change}"
@@ -104,7 +98,6 @@ def changes_in(path: Path) -> list[tuple[int, str, Callable[[], str]]]:
     return [(c.line, f"{c.kind}: {c.what.strip()}", partial(c.apply, text)) for c in changes_of(text)]
 
 
-MARKED = "not browser"
 PRELOADED = (
     *("torch", "numpy", "cupy", "networkx", "transformers.masking_utils", "transformers.modeling_utils"),
     *("sqlalchemy.dialects.sqlite", "alembic.command", "optuna", "jinja2", "rich.console", "typer.testing", "yaml"),
@@ -128,46 +121,43 @@ def preload() -> None:
             importlib.import_module(name)
 
 
-@dataclass(frozen=True)
-class Item:
-    """A test without a fault: its seconds, and by file the lines that it ran, as bits."""
-
-    seconds: float
-    lines: dict[str, int]
-
-    def runs(self, place: Place | None) -> bool:
-        """Whether it runs a statement. None: each import runs it."""
-        return place is None or bool(self.lines.get(place[0], 0) & place[1])
+_ITEMS: dict[str, dict[str, float]] = {}
+"""By file of tests and name what a test takes, a guess in seconds; processes that judge have it as it was when they
+began."""
+DIGESTS, QUICK, SLOW = 0.01, 0.1, 2.5
+"""The guess: digests say at once that something is not as it was."""
 
 
-Items = dict[str, dict[str, Item]]
-"""By file of tests and name, those that pass without a fault."""
+class Listing:
+    """A plugin of pytest that writes name and guess of each test that it found."""
+
+    def __init__(self, listed: Path) -> None:
+        self._listed = listed
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        found = {item.nodeid: SLOW if item.get_closest_marker("slow") else QUICK for item in session.items}
+        found |= {name: DIGESTS for name in found if re.search("/test_(facts_of|decisions)", name)}
+        self._listed.write_text(json.dumps(found))
 
 
-class Watch:
-    """A plugin of pytest that writes a line of JSON for each test: name, whether it failed, seconds, by file the lines
-    that it ran."""
+class Said:
+    """A plugin of pytest that writes a line of JSON for each test: name, and whether it failed."""
 
-    def __init__(self, said: Path, lines: Lines | None) -> None:
-        self._said, self._lines, self._failed, self._seconds = said, lines, False, 0.0
+    def __init__(self, said: Path) -> None:
+        self._said, self._failed = said, False
 
     def pytest_runtest_logstart(self) -> None:
-        self._take()
-        self._failed, self._seconds = False, 0.0
-
-    def _take(self) -> dict[str, str]:
-        return self._lines.take() if self._lines else {}
+        self._failed = False
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._failed |= report.failed
-        self._seconds += report.duration
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._say(nodeid, self._failed, self._seconds, self._take())
+        self._say(nodeid, self._failed)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._say(report.nodeid, True, 0.0, {})
+            self._say(report.nodeid, True)
 
     def _say(self, *words: object) -> None:
         with self._said.open("a") as file:
@@ -187,15 +177,14 @@ class Chosen:
         )
 
 
-def run_tests(copied: Path, words: list[str], limit: float, items: list[str] | None = None, watch: bool = False) -> str:
-    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process. `items`: these alone, in this
-    order. `watch`: with the lines that they run: see `Watch`."""
+def run_tests(copied: Path, words: list[str], limit: float, *plugins: Any) -> str:
+    """`passed`, `failed` or `timeout`, of pytest in the copy, in a fork of this process."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
         status = 1
         try:
-            status = _pytest(copied, words, items, watch)
+            status = _pytest(copied, words, plugins)
         finally:  # whatever is raised: this is a copy of a process that has more to do
             os._exit(status)
     end = time.monotonic() + limit
@@ -216,11 +205,11 @@ def run_tests(copied: Path, words: list[str], limit: float, items: list[str] | N
 
 
 def said_in(copied: Path) -> Path:
-    """The file of what `Watch` says of tests in a copy."""
+    """The file of what `Said` says of tests in a copy."""
     return copied.with_name("said.jsonl")
 
 
-def _pytest(copied: Path, words: list[str], items: list[str] | None, watch: bool) -> int:
+def _pytest(copied: Path, words: list[str], plugins: Sequence[Any]) -> int:
     """1 if a test failed. Nothing of this process is as it was afterwards."""
     os.setsid()
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -230,15 +219,9 @@ def _pytest(copied: Path, words: list[str], items: list[str] | None, watch: bool
     sys.path[:0] = [str(copied)]
     for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
         del sys.modules[name]
-    starter = [str(copied.with_name("starter"))] if watch else []
-    os.environ["PYTHONPATH"] = os.pathsep.join([*starter, str(copied), *THEIRS])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(copied), *THEIRS])
     os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
-    ran = copied.with_name("ran.txt")
-    plugins: list[Any] = [Chosen(items)] if items is not None else []
-    if watch:
-        os.environ[WATCHED] = f"{copied}:{ran}"
-    plugins.append(Watch(said_in(copied), Lines(copied, ran) if watch else None))
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *words], plugins)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not browser", *words], plugins)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
@@ -265,34 +248,27 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
     return sorted(tests, key=place)
 
 
-def in_turns(mutant: Mutant, place: Place | None, tests: list[str], copied: Path) -> list[list[str]]:
-    """The tests that are to notice it, the quickest first, in two turns: the quickest of the nearest files, then the
-    others and those of files further away. They are tests that run the place; in the second turn, since what is kept
-    from an earlier call is not run again, all of the nearest files too. `place`: None if each import runs it: then
-    those of the room's `tests`."""
-    running = {
-        file: [name for name, item in some.items() if item.runs(place)]
-        for file, some in _ITEMS.items()
-        if place is not None or file in tests
-    }
-    files = nearest_first(mutant, (file for file, some in running.items() if some), copied)
-    near = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)[:MOST_NEAR]
-    first = _within(FIRST_SECONDS, (name for file in files[:MOST_FILES] for name in running[file]))
-    more = [name for file in files[: 4 * MOST_FILES] for name in running[file]]
-    more += [name for file in (*files[:MOST_FILES], *near) for name in _ITEMS[file]]
-    return [first, _within(MOST_SECONDS, {name: None for name in more if name not in {*first}})]
+def in_turns(mutant: Mutant, tests: list[str], copied: Path) -> list[list[str]]:
+    """The tests that are to notice it, the quickest first, in two turns: of the nearest of the room's `tests`, then
+    others of these, and those of files that import the module."""
+    files = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)
+    first = _within(FIRST_SECONDS, (name for file in files[:MOST_FILES] for name in _ITEMS[file]))
+    more = dict.fromkeys([*files[:MOST_FILES], *nearest_first(mutant, importers(mutant, copied), copied)[:MOST_FILES]])
+    return [first, _within(MOST_SECONDS, {name for file in more for name in _ITEMS[file]} - {*first})]
 
 
 def _within(seconds: float, names: Iterable[str]) -> list[str]:
     """The quickest of some tests, as many as end within so many seconds."""
-    quickest = sorted((_ITEMS[file_of(name)][name].seconds, name) for name in names)
+    quickest = sorted((_ITEMS[file_of(name)][name], name) for name in names)
     return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < seconds]
 
 
-MOST_FILES, MOST_NEAR = 8, 3
-"""Files of tests in the first turn; files of which all tests run in the second one."""
+NOT_ASKED = "mutation", "cheats/test_every_cheat.py"
+"""Tests that take minutes, or are of these programs."""
+MOST_FILES = 8
+"""Of the room's tests, and in the second turn of those that import the module."""
 FIRST_SECONDS, MOST_SECONDS = 12.0, 50.0
-"""Of the tests of a turn, without a fault."""
+"""Of the tests of a turn."""
 
 
 def file_of(test: str) -> str:
@@ -302,10 +278,11 @@ def file_of(test: str) -> str:
 
 def run_items(copied: Path, names: list[str]) -> tuple[str, str]:
     """What `run_tests` says of these tests, and the first of them that fails, or its file."""
-    seconds = sum(_ITEMS[file_of(name)][name].seconds for name in names)
+    seconds = sum(_ITEMS[file_of(name)][name] for name in names)
     said_in(copied).unlink(missing_ok=True)
-    verdict = run_tests(copied, ["-x", *dict.fromkeys(map(file_of, names))], 25.0 + 4 * seconds, names)
-    return verdict, next((name for name, failed, *_ in rows_of(said_in(copied)) if failed), "")
+    plugins = Chosen(names), Said(said_in(copied))
+    verdict = run_tests(copied, ["-x", *dict.fromkeys(map(file_of, names))], 25.0 + 4 * seconds, *plugins)
+    return verdict, next((name for name, failed in rows_of(said_in(copied)) if failed), "")
 
 
 def fails_anyway(name: str, copied: Path) -> bool:
@@ -328,8 +305,6 @@ THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if
 """Folders of packages, besides Python's own."""
 _COPIES: list[Path] = []
 """This process's copy of the tracked files."""
-_ITEMS: Items = {}
-"""What they ran; processes that judge have it as it was when they began."""
 
 
 @contextlib.contextmanager
@@ -343,14 +318,11 @@ def copies(jobs: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def importers(mutants: Iterable[Mutant]) -> dict[str, None]:
-    """Files of tests that import a module with a mutant."""
-    modules = {mutant.file.relative_to(ROOT).with_suffix("").as_posix().rpartition("/") for mutant in mutants}
-    every = [rf"{re.escape(package.replace('/', '.'))}(\.| import [^\n]*\b){name}\b" for package, _, name in modules]
-    paths = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mutation" not in path.parts)
-    return {
-        str(path.relative_to(ROOT)): None for path in paths if re.search(rf"\b({'|'.join(every)})", path.read_text())
-    }
+def importers(mutant: Mutant, copied: Path) -> list[str]:
+    """Files of tests that import the module."""
+    package, _, name = mutant.file.relative_to(ROOT).with_suffix("").as_posix().rpartition("/")
+    imported = re.compile(rf"\b{re.escape(package.replace('/', '.'))}(\.| import [^\n]*\b){name}\b")
+    return [file for file in _ITEMS if imported.search((copied / file).read_text())]
 
 
 def _begin(folder: Path) -> None:
@@ -359,9 +331,6 @@ def _begin(folder: Path) -> None:
     _COPIES.append(copy_tracked(place))
     by_hash = py_compile.PycInvalidationMode.CHECKED_HASH  # by its time a fault of the same second would be overlooked
     compileall.compile_dir(place / "evoattn", quiet=2, invalidation_mode=by_hash)
-    starter = place.with_name("starter") / "sitecustomize.py"
-    starter.parent.mkdir()
-    starter.write_text("from tests.mutation.python_lines import watch_this_process\n\nwatch_this_process()\n")
 
 
 def lines_in(file: Path) -> list[str]:
@@ -374,40 +343,22 @@ def rows_of(file: Path) -> list[Any]:
     return [json.loads(line) for line in lines_in(file)]
 
 
-def watched_file(file: str) -> list[Any]:
-    """By test of a file what `Watch` says of it, as it is without a fault."""
-    [copied] = _COPIES
-    said_in(copied).unlink(missing_ok=True)
-    copied.with_name("ran.txt").unlink(missing_ok=True)
-    run_tests(copied, ["--continue-on-collection-errors", "-m", MARKED, file], 600.0, watch=True)
-    return [*rows_of(said_in(copied)), [file, True, 0.0, {}]]
+def list_tests() -> None:
+    """Know which tests there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        copied, listed = copy_tracked(Path(folder) / "copy"), Path(folder) / "listed.json"
+        run_tests(
+            copied, ["--collect-only", *(f"--ignore=tests/{one}" for one in NOT_ASKED), "tests"], 900.0, Listing(listed)
+        )
+        for name, seconds in json.loads(listed.read_text()).items():
+            _ITEMS.setdefault(file_of(name), {})[name] = seconds
 
 
-def watch(mutants: Iterable[Mutant], tests: Iterable[str], jobs: int, kept: Path | None) -> None:
-    """Know what these files of tests run, and those that import a module with a mutant: by the file of an earlier run,
-    to which others are added."""
-    rows = rows_of(kept) if kept else []
-    files = (dict.fromkeys(tests) | importers(mutants)).keys() - {name for name, *_ in rows}
-    with copies(jobs) as pool:
-        largest_first = sorted(files, key=lambda file: -(ROOT / file).stat().st_size)
-        for future in as_completed(pool.submit(watched_file, file) for file in largest_first):
-            rows += future.result()
-            if kept:
-                with kept.open("a") as file:
-                    file.write("".join(json.dumps(row) + "\n" for row in future.result()))
-    for name, failed, seconds, lines in rows:
-        if not failed:
-            ran = {file: int(bits, 16) for file, bits in lines.items()}
-            _ITEMS.setdefault(file_of(name), {})[name] = Item(seconds, ran)
-        elif "::" in name:
-            print(f"    left out, as it fails: {name}", flush=True)
-
-
-def judge(room: str, mutant: Mutant, place: Place | None, deep: bool) -> dict[str, Any]:
+def judge(room: str, mutant: Mutant, deep: bool) -> dict[str, Any]:
     """A row of JSON: the mutant, and what became of it in a turn of tests, the second one if `deep`."""
     [copied], started = _COPIES, time.monotonic()
     file = copied / mutant.file.relative_to(ROOT)
-    honest, names = file.read_text(), in_turns(mutant, place, files_of(room, copied), copied)[int(deep)]
+    honest, names = file.read_text(), in_turns(mutant, files_of(room, copied), copied)[int(deep)]
     said, by = "passed", ""
     while names:
         file.write_text(mutant.source)
@@ -415,13 +366,14 @@ def judge(room: str, mutant: Mutant, place: Place | None, deep: bool) -> dict[st
             said, by = run_items(copied, names)
         finally:
             file.write_text(honest)
+        if said == "timeout" and run_items(copied, names)[0] == "timeout":  # the machine has no time for them
+            said = "passed"
         if not by or not fails_anyway(by, copied):
             break
         print(f"    left out, as it fails: {by}", flush=True)
         said, names = "passed", [name for name in names if by not in (name, file_of(name))]
     where = {"file": str(mutant.file.relative_to(ROOT)), "line": mutant.line, "change": mutant.change}
     where["text"] = honest.splitlines()[mutant.line - 1].strip()
-    where["run_by"] = sum(item.runs(place) for some in _ITEMS.values() for item in some.values())
     where["by"] = by
     verdict = {"failed": KILLED, "timeout": TIMEOUT}.get(said, SURVIVED if deep else PASSED)
     return {"room": room, "verdict": verdict, "number": mutant.number, **where, "s": round(time.monotonic() - started)}
@@ -438,23 +390,19 @@ def copy_tracked(folder: Path) -> Path:
     return folder
 
 
-def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None, ran: Path | None = None) -> int:
+def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
     """Run all mutants but those that `out` has, room after room, first turns of tests before second ones, each process
     on its copy of the tracked files; a line for each, and the table at the end; 1 if the tests of a room notice too
-    few. `ran`: see `watch`."""
+    few."""
     preload()
     rows = {(row["room"], row["number"]): row for row in (rows_of(out) if out else [])}
     left = [(room, m, rows.get((room, m.number))) for room in mutants for m in mutants[room]]
     asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
-    watch([m for _, m, _ in asked], [test for room in mutants for test in files_of(room, ROOT)], jobs, ran)
-    if not _ITEMS:
-        raise RuntimeError("No test ran.")
-    seconds = sum(item.seconds for some in _ITEMS.values() for item in some.values())
-    print(f"{seconds:.0f} s without a fault", flush=True)
+    list_tests()
     with copies(jobs) as pool:
 
         def ask(room: str, mutant: Mutant, deep: bool) -> None:
-            pending[pool.submit(judge, room, mutant, mutant.place(), deep)] = room, mutant
+            pending[pool.submit(judge, room, mutant, deep)] = room, mutant
 
         pending: dict[Any, tuple[str, Mutant]] = {}
         for one in asked:
