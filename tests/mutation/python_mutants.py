@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,8 @@ def preload() -> None:
 _ITEMS: dict[str, dict[str, float]] = {}
 """By file of tests and name what a test takes, a guess in seconds; processes that judge have it as it was when they
 began."""
-DIGESTS, QUICK, SLOW = 0.01, 0.1, 2.5
-"""The guess: digests say at once that something is not as it was."""
+DIGEST, QUICK, SLOW = 0.01, 0.1, 1.0
+"""The guess. Digests say at once that something is not as it was."""
 
 
 class Listing:
@@ -136,7 +136,7 @@ class Listing:
 
     def pytest_collection_finish(self, session: Any) -> None:
         found = {item.nodeid: SLOW if item.get_closest_marker("slow") else QUICK for item in session.items}
-        found |= {name: DIGESTS for name in found if re.search("/test_(facts_of|decisions)", name)}
+        found |= {name: DIGEST for name in found if re.search("/test_facts_of|_is_decided_", name)}
         self._listed.write_text(json.dumps(found))
 
 
@@ -249,10 +249,11 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
 
 
 def in_turns(mutant: Mutant, tests: list[str], copied: Path) -> list[list[str]]:
-    """The tests that are to notice it, the quickest first, in two turns: of the nearest of the room's `tests`, then
-    others of these, and those of files that import the module."""
+    """The tests that are to notice it, the quickest first, in two turns: digests and the nearest of the room's `tests`,
+    then others of these, and those of files that import the module."""
     files = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)
-    first = _within(FIRST_SECONDS, (name for file in files[:MOST_FILES] for name in _ITEMS[file]))
+    digests = {name for file in files for name, seconds in _ITEMS[file].items() if seconds == DIGEST}
+    first = _within(FIRST_SECONDS, digests | {name for file in files[:MOST_FILES] for name in _ITEMS[file]})
     more = dict.fromkeys([*files[:MOST_FILES], *nearest_first(mutant, importers(mutant, copied), copied)[:MOST_FILES]])
     return [first, _within(MOST_SECONDS, {name for file in more for name in _ITEMS[file]} - {*first})]
 
@@ -391,12 +392,13 @@ def copy_tracked(folder: Path) -> Path:
 
 
 def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
-    """Run all mutants but those that `out` has, room after room, first turns of tests before second ones, each process
+    """Run all mutants but those that `out` has, the rooms in turn, first turns of tests before second ones, each process
     on its copy of the tracked files; a line for each, and the table at the end; 1 if the tests of a room notice too
     few."""
     preload()
     rows = {(row["room"], row["number"]): row for row in (rows_of(out) if out else [])}
-    left = [(room, m, rows.get((room, m.number))) for room in mutants for m in mutants[room]]
+    turns = zip_longest(*([(room, m, rows.get((room, m.number))) for m in mutants[room]] for room in mutants))
+    left = [one for turn in turns for one in turn if one]
     asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
     list_tests()
     with copies(jobs) as pool:
