@@ -97,7 +97,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     for number, text in enumerate((*PLAIN, *EIGHT_BITS, *BACKWARD, *OTHERS)):
         kinds = getattr(proof_of(parse_shape(text)), "KINDS", inputs.KINDS)
-        some = {kinds[0], *(kinds if text in OTHERS else kinds[number % 4 :: 4])}
+        some = {kinds[0], *(kinds if text in (*EIGHT_BITS, *OTHERS) else kinds[number % 4 :: 4])}
         if text in BACKWARD:  # of these dQ is what roundings leave of a sum of 0
             some -= {*backward.CANCELLING}
         yield text, {kind: answer(_of, text, kind) for kind in (*sorted(some), "odd")}

@@ -39,6 +39,7 @@ def test_a_kernel_gives_output_and_log_sum_exp(device, original):
     seen = torch.ones(45, 45, dtype=torch.bool).tril()
     assert torch.allclose(lse, scores.masked_fill(~seen, -torch.inf).logsumexp(-1), atol=1e-3)
     assert (max_q, max_k, state.shape, unused.shape, debug.numel()) == (45, 45, (2,), (), 0)
+    assert debug.dtype == q.dtype
     assert device.launches and not original.asked
 
 

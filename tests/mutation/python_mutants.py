@@ -392,9 +392,9 @@ def copy_tracked(folder: Path) -> Path:
 
 
 def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None) -> int:
-    """Run all mutants but those that `out` has, the rooms in turn, first turns of tests before second ones, each process
-    on its copy of the tracked files; a line for each, and the table at the end; 1 if the tests of a room notice too
-    few."""
+    """Run all mutants but those that `out` has, the rooms in turn, first turns of tests before second ones, each
+    process on its copy of the tracked files; a line for each, and the table at the end; 1 if the tests of a room
+    notice too few."""
     preload()
     rows = {(row["room"], row["number"]): row for row in (rows_of(out) if out else [])}
     turns = zip_longest(*([(room, m, rows.get((room, m.number))) for m in mutants[room]] for room in mutants))

@@ -44,6 +44,9 @@ def test_a_win_is_found_again_by_its_problem_and_gpu(tmp_path):
     )
     for other in others:
         assert wins.find(PROBLEM.with_(**other), H100) is None, other
+    alone = Wins(tmp_path / "alone.jsonl")
+    alone.add([replace(win(), before_us=None)])
+    assert "nothing else could be timed" in Wins(alone.path).find(PROBLEM, H100).why
     eight = PROBLEM.with_(kv="e4m3")
     wins.add([win(eight.with_(scales="head"))])
     assert wins.find(eight, H100) and wins.find(eight.with_(scales="token"), H100) is None

@@ -17,6 +17,7 @@ from evoattn.engine.finals import BEGINS_AFTER, Final, Referee
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import OnProblem
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES, load_space
@@ -376,3 +377,7 @@ def test_boards_are_compared_by_the_kernel_that_compared_them_before_else_by_the
     assert found(True) == (numbers[0], 10.0) and found(False) is None
     storage.add_timing(numbers[1], Timing((21.0,), {"stage": "repeat", "run": "x", "reference": numbers[2]}))
     assert found(False) == (numbers[2], 30.0)
+
+
+def test_a_final_of_another_problem_says_of_which():
+    assert Final({}, problem=PROBLEM).task == OnProblem(PROBLEM, Final({}).task)

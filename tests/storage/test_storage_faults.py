@@ -271,3 +271,19 @@ def test_another_error_is_raised():
     with pytest.raises(DBAPIError):
         waiting.until_there(failing("42P01"))
     assert not told
+
+
+def test_a_long_query_comes_to_its_end(tmp_path):
+    counts = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 200000) SELECT max(x) FROM n"
+    with database.connect(database.parse_url(str(tmp_path / "some.db"))).connect() as connection:
+        assert connection.exec_driver_sql(counts).scalar() == 200_000
+
+
+@pytest.mark.parametrize("barred", ["file", "folder"])
+def test_a_file_or_a_folder_that_may_not_be_written_is_read_only(tmp_path, monkeypatch, barred):
+    path = tmp_path / "some.db"
+    path.touch()
+    url, other = database.parse_url(str(path)), path if barred == "file" else tmp_path
+    assert not database.is_read_only(url)
+    monkeypatch.setattr(os, "access", lambda one, _: one != other)
+    assert database.is_read_only(url)
