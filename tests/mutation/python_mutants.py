@@ -401,6 +401,8 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
     left = [one for turn in turns for one in turn if one]
     asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
     list_tests()
+    if lacking := sorted({file for room in mutants for file in files_of(room, ROOT)} - _ITEMS.keys()):
+        print(f"    have no tests on this machine: {', '.join(lacking)}", flush=True)
     with copies(jobs) as pool:
 
         def ask(room: str, mutant: Mutant, deep: bool) -> None:
