@@ -17,7 +17,7 @@ struct E4m3Range : WholeRange {
 };
 
 // TURNED: V comes as wgmma wants it, so that no warp turns it round. ROUNDS: Q comes in 16 bits (`rounded_rows.cuh`).
-// OF_PAIRS: scores come in fp16. OF_LINES of eight exponentials are straight lines, if all, weights come as `code_of`.
+// OF_PAIRS: scores come in fp16. OF_LINES of eight exponentials are straight lines.
 template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, bool ROUNDS, bool OF_PAIRS, int OF_LINES>
 struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
@@ -48,13 +48,12 @@ struct EightBitOperands {
       p[i / 4][i % 4] = pack4_e4m3(of[0], of[1], of[4], of[5]);
     }
   }
-  static constexpr uint32_t LAST_BYTES = 0x6420;  // of the halves of two registers
   template <int STEPS>
   static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const uint32_t (&pairs)[8 * STEPS]) {
 #pragma unroll
     for (int i = 0; i < 4 * STEPS; ++i) {
       const uint32_t* of = pairs + i / 4 * 8 + i / 2 % 2 * 4 + i % 2;
-      p[i / 4][i % 4] = LINES == 8 ? byte_permute(of[0], of[2], LAST_BYTES) : pack4_e4m3(of[0], of[2]);
+      p[i / 4][i % 4] = pack4_e4m3(of[0], of[2]);
     }
   }
   // What the warps after the first of the producer's warpgroup do: each tile of V that has come, turned round for the

@@ -38,29 +38,28 @@ template <int WORDS> __device__ __forceinline__ void max_of_pairs(const uint32_t
 }
 
 // 2^x of both by straight lines between whole x, rounded to the three bits of mantissa that e4m3 has, so that weights
-// are summed as they are multiplied; 0 below 2^-15. Of whole x it is exact, else up to 6 % too large, of which some 3 %
-// are taken off by `OFF`: the last digits of 1024 + 8 (x + 15) are those of the number, moved by seven.
-__device__ __forceinline__ uint32_t exp2_by_lines(uint32_t x) {
-  constexpr uint32_t EIGHT = 0x48004800, START = 0x577a577a, FROM = 0x64006400;  // 8; 8 · 15 less OFF = 3/8; 1024
-  return (add_pairs(multiply_add_from_0(x, EIGHT, START), FROM) << 7) - (FROM << 7);
+// are summed as they are multiplied; 0 below 2^-15, beyond what e4m3 has. Of whole x it is exact, else up to 6 % too
+// large, of which some 3 % are taken off by 3/8. `eight_x` is 8 x and EIGHT_AT_1 more, from 0 on: with 1024 its last
+// digits are those of the number, moved by seven.
+constexpr float EIGHT_AT_1 = 8 * 15 - 3.f / 8;
+__device__ __forceinline__ uint32_t exp2_of_eighths(uint32_t eight_x) {
+  constexpr uint32_t FROM = 0x64006400;  // 1024
+  return (add_pairs(eight_x, FROM) << 7) - (FROM << 7);
 }
-
-// 1024 and, in the last digits, 2^x of both as e4m3 has it, by such lines: 0 from 2^-7 on, smaller numbers without an
-// exponent of their own. `eight_x` is 8 x and `CODE_OF_1` more, from 0 on.
-constexpr uint32_t CODES_FROM = 0x64006400;
-constexpr float CODE_OF_1 = 8 * 7 - 3.f / 8;
-__device__ __forceinline__ uint32_t code_of(uint32_t eight_x) { return add_pairs(eight_x, CODES_FROM); }
-// What such a number is in fp16, over 2^8: it has the same three bits of mantissa, and an exponent of more bits.
-__device__ __forceinline__ uint32_t weight_of_code(uint32_t code) { return (code << 7) - (CODES_FROM << 7); }
+__device__ __forceinline__ uint32_t exp2_by_lines(uint32_t x) {
+  constexpr uint32_t EIGHT = 0x48004800, START = 0x577a577a;  // 8; EIGHT_AT_1
+  return exp2_of_eighths(multiply_add_from_0(x, EIGHT, START));
+}
 
 // `softmax_tile` of Rescale::ALWAYS, in place of scores. A shift is what fp16 has, so that the weight of a row's
 // greatest score is a power of two but for the rounding of its exponent. MASKED: a score may be minus infinity, and a
-// row may have seen no key. All EIGHTHS: weights come as `code_of` them.
+// row may have seen no key. With all EIGHTHS an exponent is multiplied by 8 as a
+// score is by its scale.
 template <int EIGHTHS, bool MASKED, class Range, int WORDS>
 __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pairs)[WORDS], float scale,
                                                  float (&factor)[2]) {
-  constexpr bool CODES = EIGHTHS == 8;
-  constexpr float UNIT = CODES ? 8.f : 1.f, FROM = CODES ? CODE_OF_1 : 0.f;  // an exponent x is FROM + UNIT x
+  constexpr bool ALL = EIGHTHS == 8;
+  constexpr float UNIT = ALL ? 8.f : 1.f, FROM = ALL ? EIGHT_AT_1 : 0.f;  // an exponent x is FROM + UNIT x
   constexpr float FAR = 32.f, MOST = 65504.f;  // fp16 has six digits behind the point up to FAR
   constexpr float LEAST = 0x1p-24f;            // of fp16: 0 times a hidden score were NaN
   float maximum[2], shift[2], given[2], ignored;
@@ -102,15 +101,13 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
   forget_origin(order);
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
-    uint32_t weight;
-    if constexpr (CODES) {
-      pairs[i] = code_of(multiply_add_from_0(pairs[i], scales, of_row[i % 2]));
-      weight = weight_of_code(pairs[i]);
+    if constexpr (ALL) {
+      pairs[i] = exp2_of_eighths(multiply_add_from_0(pairs[i], scales, of_row[i % 2]));
     } else {
       const uint32_t x = multiply_add(pairs[i], scales, of_row[i % 2]);
-      weight = pairs[i] = on_fma_units<EIGHTHS>(i / 2) ? exp2_by_lines(x) : exp2_of_pair(x, order);
+      pairs[i] = on_fma_units<EIGHTHS>(i / 2) ? exp2_by_lines(x) : exp2_of_pair(x, order);
     }
-    sums[i % 2][i / 2 % 2] = add_pairs(sums[i % 2][i / 2 % 2], weight);
+    sums[i % 2][i / 2 % 2] = add_pairs(sums[i % 2][i / 2 % 2], pairs[i]);
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -119,6 +116,6 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
     if (lacks[row]) shift[row] = NO_KEYS;
     factor[row] = exp2_approx(state.shift[row] - shift[row]);
     state.shift[row] = shift[row];
-    state.sum[row] = fmaf(state.sum[row], factor[row], (low + high) * (CODES ? 256.f : 1.f));
+    state.sum[row] = fmaf(state.sum[row], factor[row], low + high);
   }
 }
