@@ -31,6 +31,7 @@ BLOCKS = "B=2 H=2 Hkv=1 Sq=200 Sk=330 D=32 e4m3 scales=block causal_lower_right 
 HEADS = "B=2 H=4 Hkv=2 S=70 D=32 e4m3 causal scales=head lse"
 NARROW = "forward_of_bf16"
 ROUNDED = f"B=1 H=2 Hkv=1 Sq=70 Sk=133 D=64 e4m3 scales=head lse op={NARROW}"
+ONE_KEY = "B=1 H=1 Sq=64 Sk=1 D=16 e4m3 scales=head op=forward_in_fp16"
 
 
 config = configs("fp8_wgmma", H100, BASE)
@@ -81,6 +82,8 @@ RIGHT = [
         "extreme_terms",
     ),
     ({}, ROUNDED, "plain"),
+    ({}, ONE_KEY, "plain"),
+    (LINES, ONE_KEY, "plain"),
     ({}, f"B=1 H=2 Sq=70 Sk=133 D=64 e4m3 scales=head causal scale=1e-14 op={NARROW}", "extreme_terms"),
     (
         PERSISTENT,
@@ -127,7 +130,7 @@ FAULTS = [
     ({}, WINDOW, "plain", "first + 1 < hidden[i % 2] ? BOTH", "first < hidden[i % 2] ? BOTH"),
     ({}, HEADS, "plain", ") * k.of(batch, kv_head);", ");"),
     ({}, f"{HEADS} kv=e5m2", "extreme_terms", "return scale == 0.f ? 1e-30f : scale;", "return scale;"),
-    ({}, HEADS, "extreme_terms", "scale = fmaxf(scale, LEAST);", ";"),
+    ({}, HEADS, "extreme_terms", "scale = max_nan(scale, LEAST);", ";"),
     ({}, HEADS, "plain", "inverse[0] *= scale, inverse[1] *= scale;", ""),
     ({}, BLOCKS, "plain", "factor[0] *= running.change, factor[1] *= running.change;", "(void)0;"),
     ({}, BLOCKS, "plain", "__fdividef(before, unit)", "before * unit"),
@@ -141,6 +144,7 @@ FAULTS = [
     ({}, BLOCKS, "plain", "Smem::TOLD_BYTES * ring.stage, key - BLOCK_N", "0, key - BLOCK_N"),
     ({}, BLOCKS, "plain", "head, first / ROWS)", "head, 0)"),
     ({}, BLOCKS, "extreme_terms", "least = fmaxf(least, value * LEAST_STEP)", "least = LEAST"),
+    ({}, ONE_KEY, "plain", "FAR = MASKED && !ALL ? 0.f : 32.f", "FAR = 32.f"),
     ({}, ROUNDED, "plain", "unit = round_rows(q) *", "unit = (round_rows(q), 1.f) *"),
     ({}, ROUNDED, "plain", "part / 2 * 2 + lane % 4 / 2;", "part / 2 * 2;"),
     ({}, ROUNDED, "plain", "* 128 + place * 16 + lane % 4 * 4", "* 128 + place * 16 + lane % 4"),
@@ -171,6 +175,19 @@ def test_a_q_of_the_least_numbers_of_fp16_is_answered():
     tensors["q"] *= 1e-6
     case = Case("a tiny q", problem, tensors, proof.make_answer(problem, tensors, "plain", True))
     assert check(InterpreterBackend(), built(FAMILY, problem, made, SMALL), case).reason == ""
+
+
+@pytest.mark.parametrize("genes", [{}, {"POLYNOMIAL_EIGHTHS": 2}])
+def test_a_scale_that_is_no_number_is_no_answer(genes):
+    problem = parse_shape("B=1 H=1 Sq=64 Sk=64 D=16 e4m3 scales=head")
+    proof = proof_of(problem)
+    tensors = proof.make_inputs(problem, 1, "cpu")
+    tensors["k_scale"][:] = float("nan")
+    case = Case("a scale of NaN", problem, tensors, proof.make_answer(problem, tensors, "plain", True))
+    assert (
+        "1024 of 1024 outputs are NaN"
+        in check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason
+    )
 
 
 def test_no_score_of_a_row_whose_sum_is_rounded_down_is_beyond_fp16():

@@ -3,6 +3,7 @@
 // scores and probabilities that are rounded to 8 bits before and afterwards: fp16 keeps 11.
 #include "device/ptx/byte_permute.cuh"
 #include "device/ptx/element.cuh"
+#include "device/ptx/max_nan.cuh"
 #include "device/ptx/opaque.cuh"
 #include "device/ptx/pairs.cuh"
 #include "device/ptx/warp.cuh"
@@ -60,11 +61,13 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
                                                  float (&factor)[2]) {
   constexpr bool ALL = EIGHTHS == 8;
   constexpr float UNIT = ALL ? 8.f : 1.f, FROM = ALL ? EIGHT_AT_1 : 0.f;  // an exponent x is FROM + UNIT x
-  constexpr float FAR = 32.f, MOST = 65504.f;  // fp16 has six digits behind the point up to FAR
-  constexpr float LEAST = 0x1p-24f;            // of fp16: 0 times a hidden score were NaN
+  // fp16 has six digits behind the point up to FAR. The weight of a row's only key has to be a power of two, or it were
+  // summed as it is and multiplied as it is rounded: by lines it is one, else where shifts are subtracted from scores.
+  constexpr float FAR = MASKED && !ALL ? 0.f : 32.f, MOST = 65504.f;
+  constexpr float LEAST = 0x1p-24f;  // of fp16: 0 times a hidden score were NaN
   float maximum[2], shift[2], given[2], ignored;
   max_of_pairs(pairs, maximum);
-  if constexpr (MASKED) scale = fmaxf(scale, LEAST);
+  if constexpr (MASKED) scale = max_nan(scale, LEAST);
   const uint32_t scales = pack2<Fp16>(UNIT * scale, UNIT * scale);
   unpack2(scales, Fp16{}, scale, ignored);
   scale *= 1.f / UNIT;
@@ -76,6 +79,12 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
     if (lacks[row]) shift[row] = 0.f;
   }
   uint32_t added = pack2<Fp16>(fmaxf(fmaf(-shift[0], UNIT, FROM), -MOST), fmaxf(fmaf(-shift[1], UNIT, FROM), -MOST));
+  auto round_shifts = [&] {  // to what is added, but for those that fp16 has not
+    unpack2(added, Fp16{}, given[0], given[1]);
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+      if (fabsf(given[row]) < MOST) shift[row] = (FROM - given[row]) * (1.f / UNIT);
+  };
   bool subtracts = !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR);
   if (__any_sync(ALL_LANES, subtracts)) {  // from scores, where a shift has too few digits; unless they are too small
 #pragma unroll
@@ -90,11 +99,11 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
 #pragma unroll
       for (int row = 0; row < 2; ++row) shift[row] = -fmaf(given[row], scale, float(Range::TOP));
       added = pack2<Fp16>(fmaf(Range::TOP, UNIT, FROM), fmaf(Range::TOP, UNIT, FROM));
+    } else {
+      round_shifts();
     }
   } else {
-    unpack2(added, Fp16{}, given[0], given[1]);
-#pragma unroll
-    for (int row = 0; row < 2; ++row) shift[row] = (FROM - given[row]) * (1.f / UNIT);
+    round_shifts();
   }
   const uint32_t of_row[2] = {byte_permute(added, added, 0x1010), byte_permute(added, added, 0x3232)};
   uint32_t sums[2][2] = {}, order = LOW_HALVES;
