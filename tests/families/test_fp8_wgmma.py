@@ -177,7 +177,7 @@ def test_a_q_of_the_least_numbers_of_fp16_is_answered():
     assert check(InterpreterBackend(), built(FAMILY, problem, made, SMALL), case).reason == ""
 
 
-@pytest.mark.parametrize("genes", [{}, {"POLYNOMIAL_EIGHTHS": 2}])
+@pytest.mark.parametrize("genes", [{}, {"POLYNOMIAL_EIGHTHS": 2}, LINES])
 def test_a_scale_that_is_no_number_is_no_answer(genes):
     problem = parse_shape("B=1 H=1 Sq=64 Sk=64 D=16 e4m3 scales=head")
     proof = proof_of(problem)

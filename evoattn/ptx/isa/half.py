@@ -22,9 +22,10 @@ def to_float32(bits: Lanes, kind: str) -> Lanes:
 
 
 def from_float(values: Lanes, kind: str) -> Lanes:
-    """float32 or float64 → uint16 bits, rounded once to nearest even."""
+    """float32 or float64 → uint16 bits, rounded once to nearest even; NaN becomes 0x7FFF (PTX ISA, cvt)."""
     if kind == "f":
-        return np.ascontiguousarray(values.astype(np.float16)).view(np.uint16)
+        narrow = np.ascontiguousarray(values.astype(np.float16)).view(np.uint16)
+        return np.where(np.isnan(values), np.uint16(0x7FFF), narrow)
     if values.dtype == np.float64:
         values = _to_odd_float32(values)
     bits = np.ascontiguousarray(values).view(np.uint32)
