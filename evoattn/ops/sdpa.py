@@ -177,6 +177,11 @@ def _compiled_with_its_caller(ours: Callable[..., object]) -> None:
 _compiled_with_its_caller(scaled_dot_product_attention)
 
 
+def _promises() -> bool:
+    """Whether calls with a mask are evoattn's to answer, or to refuse."""
+    return PROMISE.everywhere and _serves()
+
+
 PLACE_OF_PADDING = 14
 """Of `key_padding_mask` among the arguments of `multi_head_attention_forward`."""
 
@@ -190,12 +195,16 @@ def _seen_through(original: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(original, FunctionType) or original.__globals__ is not vars(torch.nn.functional):
         return original
     parts = original.__code__, original.__globals__, original.__name__, original.__defaults__
-    same, is_compiling, place = FunctionType(*parts), torch.compiler.is_compiling, PLACE_OF_PADDING
+    same, is_compiling, promises = FunctionType(*parts), torch.compiler.is_compiling, _promises
+    place = PLACE_OF_PADDING
     same.__kwdefaults__ = original.__kwdefaults__
 
     def ours(*arguments: Any, **words: Any) -> Any:
+        if not is_compiling():
+            return original(*arguments, **words)
         padded = arguments[place] if place < len(arguments) else words.get("key_padding_mask")
-        return (same if is_compiling() and padded is None else original)(*arguments, **words)
+        promises()  # which the trace sees, and not what is in the operator
+        return (same if padded is None else original)(*arguments, **words)
 
     # For TorchScript, which compiles the text of `original` by what its names are here.
     named = FunctionType(ours.__code__, original.__globals__, original.__name__, None, ours.__closure__)

@@ -265,6 +265,22 @@ def test_torchs_layers_say_the_same_when_they_are_seen_through(words):
         assert torch.allclose(compiled(q, k, v, attn_mask=mask, **words)[0], expected[0], atol=1e-6)
 
 
+def test_a_compiled_layer_with_padding_heeds_a_promise_of_bits_that_comes_later():
+    heads, x, padding = torch.nn.MultiheadAttention(64, 2, batch_first=True), torch.randn(2, 8, 64), torch.zeros(2, 8)
+    call = lambda: heads(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+    compiled = torch.compile(call, backend="aot_eager")
+    try:
+        evoattn.enable()
+        assert torch.allclose(compiled(), call(), atol=1e-6)
+        evoattn.enable(batch_invariant=True)
+        for one in (call, compiled):
+            with pytest.raises(RuntimeError, match="No kernel serves this call"):
+                one()
+    finally:
+        evoattn.disable()
+        torch.compiler.reset()
+
+
 @pytest.mark.slow
 def test_what_torch_does_not_trace_has_no_graph_of_ours_alone(device):
     """`layer.compile()` leaves the layers of `torch.nn` as they are, before torch 2.14, and a graph of one call costs
