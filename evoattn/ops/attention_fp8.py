@@ -80,8 +80,8 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     wherever a kernel reads it.
 
     Weights are rounded to e4m3 too (3 bits of mantissa). Kernels compute them with so many bits from the start, by
-    straight lines between powers of two, unless the log-sum-exp is wanted. That makes the error 1.04 times as large
-    (0.0538 to 0.0562, head_dim 128, normal inputs, an H200, 2026-11-29).
+    straight lines between powers of two, unless the log-sum-exp is wanted. That makes the error up to 1.05 times as
+    large (0.0538 to 0.0562, head_dim 128, normal inputs, an H200, 2026-11-29).
 
     Where no kernel serves the call, 16-bit attention of the values runs, by our kernels or by torch. `strict` raises
     `NoKernel` instead. There are no gradients: raises `ValueError` where one is wanted, and for what does not fit,
