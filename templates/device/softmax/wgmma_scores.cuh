@@ -1,6 +1,7 @@
 // wgmma_scores.cuh: what a mask and a variant make of scores on wgmma's accumulators, in the fragment order of
 // wgmma_softmax.cuh.
 #include "device/mask.cuh"
+#include "device/ptx/element.cuh"
 
 // s = -inf for keys that a row does not see. `visible`: of all keys, row g being the first row; `first_key` is the
 // tile's.
