@@ -2,6 +2,7 @@
 campaigns in columns are read as they were written."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from evoattn.cost import measurements
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
 from evoattn.cost.measurements import Campaign
-from evoattn.cost.training.rows import MOST_LATE, Row, launched_as_today, thinned, usual_us, without_late
+from evoattn.cost.training.rows import MOST_LATE, Row, launched_as_today, thinned, usual_us, with_genes, without_late
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
@@ -70,6 +71,14 @@ def test_a_kernel_that_is_often_slow_is_not_late(times, kept):
 def test_what_kernel_and_problem_let_expect():
     every = rows()
     assert all(math.exp(-0.5) < us / row.us < math.exp(0.5) for row, us in zip(every, usual_us(every), strict=True))
+
+
+def test_kernels_whose_genes_are_gone_are_left_out():
+    of_today, *others = rows()
+    params = of_today.config.params
+    gone = replace(of_today, config=KernelConfig("flash_mma", params | {"GONE": 1}))
+    lacks = replace(of_today, config=KernelConfig("flash_mma", {k: v for k, v in params.items() if k != "WARPS"}))
+    assert with_genes([of_today, gone, lacks, *others]) == [of_today, *others]
 
 
 def test_times_of_another_launch_are_not_in_the_fit():

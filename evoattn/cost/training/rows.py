@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from evoattn.cost import measurements
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
+from evoattn.families import registry
 from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, gang_size
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import DetectedDevice, GpuSpec
@@ -106,6 +107,19 @@ def _beyond_physics(row: Row) -> bool:
     return part is not None and _far(row.us, part.us)
 
 
+def with_genes(rows: Iterable[Row]) -> list[Row]:
+    """The rows but those of kernels with genes that their family has no more, or without one that it has."""
+    return [row for row in rows if _has_genes(row)]
+
+
+def _has_genes(row: Row) -> bool:
+    try:
+        registry.lookup(row.family).genes.of(row.config)
+    except TypeError:
+        return False
+    return True
+
+
 def launched_as_today(rows: Iterable[Row]) -> list[Row]:
     """The rows but those of kernels that have gangs today and had none when they were timed."""
     return [row for row in rows if row.saved >= GANGS_SINCE or not _has_gangs(row)]
@@ -164,11 +178,11 @@ def name_of(path: Path) -> str:
 
 def read(paths: Iterable[Path]) -> list[Row]:
     """All rows of the files, one per kind of file, card, problem and config: the last file's. Times that are none are
-    left out (`without_late`). Raises `WrongUse` for a file that cannot be read, and where all have no time of a known
-    card."""
+    left out (`without_late`), and those of kernels that no family has today (`with_genes`). Raises `WrongUse` for a
+    file that cannot be read, and where all have no time of a known card."""
     rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
     for path in paths:
-        for row in _rows(path):
+        for row in with_genes(_rows(path)):
             rows[row.source, row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
     if not rows:
         raise WrongUse("No measured times were found: a checkout of the repository has some, or name files that do.")
