@@ -61,7 +61,7 @@ def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None
     kind = "Of this card's families, the" if any_card else "The"
     found = [_factors(row, f"on an {GPUS[card].product}") for card, row in judged.items()]
     found += [_factors(left_out[name], _spoken(name)) for name in sets if name in left_out]
-    taken = f"{kind} kernel that the cost model puts first takes so many times the best time"
+    taken = f"{kind} cost model's first choice takes so many times the best time"
     return f"{taken}: {', '.join(found)}.{unknown}"
 
 
