@@ -138,24 +138,31 @@ def of_row(row: Any) -> Correction:
 
 
 def _are_trees(row: Mapping[str, Any]) -> bool:
-    lists: list[Any] = [row.get(name) for name in ("names", "to_right", "feature")]
+    lists: list[Any] = [row.get(name) for name in ("names", "inner", "feature")]
     if not all(isinstance(found, list) for found in lists):
         return False
-    names, steps, features = lists
-    nodes = len(steps)
-    if not _all_below(steps, nodes) or not all(place + step < nodes for place, step in enumerate(steps)):
+    names, nodes, features = lists
+    if not all(isinstance(inner, bool) for inner in nodes) or not _are_whole(nodes):
         return False
-    inner, asked = sum(map(bool, steps)), len(features)
+    inner, asked = sum(nodes), len(features)
     return (
         all(isinstance(name, str) for name in names)
         and _all_below(row.get("question"), asked, inner)
         and _all_below(features, len(names))
-        and _are_numbers(row.get("value"), nodes - inner)
+        and _are_numbers(row.get("value"), len(nodes) - inner)
         and _are_numbers(row.get("threshold"), asked)
         and _are_numbers(row.get("missing_left"), asked)
         and _all_below([row.get("depth")], DEEPEST)
         and _are_numbers([row.get("base")], 1)
     )
+
+
+def _are_whole(nodes: list[bool]) -> bool:
+    """Whether the last of these trees has both sides of each inner node."""
+    to_come = 0
+    for inner in nodes:
+        to_come = max(to_come, 1) + (1 if inner else -1)
+    return to_come == 0
 
 
 def _all_below(found: Any, most: int, count: int | None = None) -> bool:

@@ -29,7 +29,7 @@ STEP = 2.0**-16
 """In a file leaves are whole numbers of it. With one 8 times as large neighbours of a climb tie that do not: 8 of 420
 picks end at slower kernels then."""
 _QUESTION = {"feature": np.uint8, "threshold": THRESHOLD, "missing_left": np.bool_}
-COLUMNS = ("to_right", "question", "value", *_QUESTION)
+COLUMNS = ("inner", "question", "value", *_QUESTION)
 """Of trees in a file."""
 
 
@@ -120,10 +120,9 @@ class Trees:
 
     def columns(self) -> Columns:
         """These trees in a file."""
-        nodes = np.arange(len(self.right))
-        inner = self.right != nodes
+        inner = self.right != np.arange(len(self.right))
         return {
-            "to_right": _small(self.right - nodes),
+            "inner": inner,
             "question": _small(self.question[inner]),
             "value": _small(np.rint(self.value[~inner] / STEP).astype(np.int64)),
         } | {name: getattr(self, name).astype(kind) for name, kind in _QUESTION.items()}
@@ -131,8 +130,8 @@ class Trees:
     @classmethod
     def of_columns(cls, columns: Mapping[str, NDArray[Any]], names: tuple[str, ...], depth: int, base: float) -> Trees:
         """The trees whose `columns` these are: the same again but for the roundings to `STEP` and `THRESHOLD`."""
-        to_right = columns["to_right"].astype(np.int64)
-        nodes, inner = np.arange(len(to_right)), to_right > 0
+        inner = columns["inner"].astype(np.bool_)  # of no nodes a list says no type
+        nodes = np.arange(len(inner))
         question, value = np.zeros(len(nodes), np.int64), np.zeros(len(nodes))
         question[inner] = columns["question"]
         whole = columns["value"].dtype.kind != "f"  # files of before have the leaves themselves
@@ -140,7 +139,12 @@ class Trees:
         to_come = np.cumsum(np.where(inner, 1, -1))  # nodes but for trees: a tree ends where it is a new least
         ends = np.diff(np.minimum.accumulate(np.minimum(to_come, 0)), prepend=0) < 0
         roots = np.flatnonzero(np.roll(ends, 1))
-        return cls(names, roots, question, nodes + to_right, value, *_typed(columns), depth, base)
+        # A left side ends where there is first one node less to come than at its parent: the right child is next.
+        by_level = np.argsort(to_come, kind="stable")
+        place = np.searchsorted((to_come * len(nodes) + nodes)[by_level], ((to_come - 1) * len(nodes) + nodes)[inner])
+        right = nodes.copy()
+        right[inner] = by_level[place] + 1
+        return cls(names, roots, question, right, value, *_typed(columns), depth, base)
 
 
 def _typed(

@@ -80,14 +80,20 @@ def test_a_kernel_s_own_part_multiplies_its_score_alone():
     assert after == pytest.approx([before[0] * math.exp(0.2), before[1]]), "timed on other classes"
 
 
-LEAF = {"to_right": [0], "question": [], "feature": [], "threshold": [], "missing_left": [], "value": [0.5]}
+LEAF = {"inner": [False], "question": [], "feature": [], "threshold": [], "missing_left": [], "value": [0.5]}
 ROW = {
-    "trees": {"flash_mma": LEAF | {"names": [], "depth": 0, "base": 0.0, "roots": [0]}},
+    "trees": {"flash_mma": LEAF | {"names": [], "depth": 0, "base": 0.0}},
     "left_out": {},
     "kernels": {},
 }
-SPLIT = {"to_right": [2, 0, 0], "question": [1], "feature": [0, 0], "threshold": [1.0, 2.0], "missing_left": [0.0, 0.0]}
-SPLIT |= {"names": ["stages"], "value": [0.5, 0.7], "depth": 1, "base": 0.0, "roots": [0]}
+SPLIT = {
+    "inner": [True, False, False],
+    "question": [1],
+    "feature": [0, 0],
+    "threshold": [1.0, 2.0],
+    "missing_left": [0.0, 0.0],
+}
+SPLIT |= {"names": ["stages"], "value": [0.5, 0.7], "depth": 1, "base": 0.0}
 
 
 @pytest.mark.parametrize("name", ["question", "value", "threshold", "missing_left"])

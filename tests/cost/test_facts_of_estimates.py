@@ -32,8 +32,7 @@ TREES = {
     "names": ["stages", "block"],
     "depth": 2,
     "base": 0.25,
-    "roots": [0, 3],  # as files of before have
-    "to_right": [2, 0, 0, 2, 0, 0],
+    "inner": [True, False, False, True, False, False],
     "question": [0, 1],
     "value": [0.5, -0.25, 0.125, 1.0],
     "feature": [0, 1],
@@ -46,7 +45,7 @@ JUDGED = (
 )
 """Sets of which a fit says how far its first choices were."""
 WRONG = {
-    "to_right": ([2, 0, 0, 3, 0, 0], [-1, 0, 0, 2, 0, 0], [2.0, 0, 0, 2, 0, 0], "x", [True, 0, 0, 2, 0, 0]),
+    "inner": ([True, False, False, True, False], [1, 0, 0, 1, 0, 0], [True] * 6, "x", []),
     "question": ([0, 2], [0], [0, 1, 1], None),
     "feature": ([0, 2], [0]),
     "value": ([1.0, 2.0, 3.0], ["x"] * 4, [float("inf")] * 4),
@@ -132,7 +131,13 @@ def _one_question(names: Any, columns: Any, over: Any, weights: Any, size: Any) 
     high = asked > asked.mean()
     means = [float(np.average(over[side], weights=weights[side])) for side in (~high, high)]
     wanted = np.round(means, 4) * (size["learning_rate"] * 20)
-    made = {"to_right": [2, 0, 0], "question": [0], "value": wanted, "feature": [0], "threshold": [asked.mean()]}
+    made = {
+        "inner": [True, False, False],
+        "question": [0],
+        "value": wanted,
+        "feature": [0],
+        "threshold": [asked.mean()],
+    }
     columns = {name: np.array(made.get(name, [True])) for name in fitted.COLUMNS}
     return fitted.Trees.of_columns(columns, tuple(names), 1, 0.0)
 

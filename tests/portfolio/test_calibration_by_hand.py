@@ -486,13 +486,13 @@ def test_trees_that_judge_a_problem_were_not_fitted_to_it(monkeypatch):
         assert {int(each) % correction_fit.FOLDS for each in fitted.pop()} == {*range(correction_fit.FOLDS)} - {fold}
 
 
-TREE = {"names": ["a", "b"], "depth": 1, "base": 0.5, "roots": [0], "to_right": [2, 0, 0], "question": [0]}
+TREE = {"names": ["a", "b"], "depth": 1, "base": 0.5, "inner": [True, False, False], "question": [0]}
 TREE |= {"feature": [1], "threshold": [1.5], "missing_left": [1.0], "value": [-0.25, 0.25]}
 ODD = {
     "names": ("a", ["a", 7]),
     "depth": (64, -1, 1.5),
     "base": (math.nan, None),
-    "to_right": ([3, 0, 0], [2, 0, 1], [0, 2, 0], [2, 0], None),
+    "inner": ([1, 0, 0], [True, True, False], [False, True, False], [True, False], None),
     "question": ([1], [], [0, 0]),
     "feature": ([2], [-1], "b"),
     "threshold": ([math.inf], [], ["1"]),
@@ -510,7 +510,7 @@ def test_trees_of_a_file_are_looked_at_before_they_are_walked():
         for value in values:
             with pytest.raises(ValueError, match="a correction is no table of trees"):
                 of_row({"trees": {"flash_mma": TREE | {name: value}}, "left_out": {}, "kernels": {}})
-    for odd in ("b", {}, {"names": [], "to_right": 3, "feature": []}, None):
+    for odd in ("b", {}, {"names": [], "inner": 3, "feature": []}, None):
         with pytest.raises(ValueError, match="a correction is no table of trees"):
             of_row({"trees": {"flash_mma": odd}, "left_out": {}, "kernels": {}})
     for row in ([], {}, {"trees": {}}, None):

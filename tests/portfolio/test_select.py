@@ -81,7 +81,7 @@ def shipped() -> KernelList:
 
 def test_the_data_in_the_wheel_is_small() -> None:
     files = (*DATA.iterdir(), *FITTED.parent.iterdir())
-    assert sum(f.stat().st_size for f in files) < 2**19  # half a MiB
+    assert sum(f.stat().st_size for f in files) < 500_000
 
 
 def test_a_file_that_is_read_and_saved_is_the_same(tmp_path: Path) -> None:
