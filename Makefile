@@ -43,7 +43,7 @@ types: setup
 # kernels, searches and calls do not depend on. `make test` has them all.
 fast: setup
 	$(PYTEST) -m 'not slow and not device and not postgres and not browser' \
-	  $(addprefix --ignore=tests/,integrations dashboard fleet peers report cheats export)
+	  $(addprefix --ignore=tests/,integrations dashboard fleet peers report cheats export cli mutation scripts)
 
 whole: setup
 	$(PYTEST)

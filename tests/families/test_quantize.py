@@ -102,6 +102,7 @@ def test_a_source_whose_mean_is_of_all_rows_is_outdated():
     assert FAMILY.why_outdated(config, others) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "wanted"),
     [

@@ -107,6 +107,7 @@ def test_a_merge_without_rows_ends_after_the_launch_before_it():
     assert "griddepcontrol" not in check(InterpreterBackend(), built(family, problem, early, H100), case).reason
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9).filter(any), st.sampled_from((16, 64, 192)))
 def test_there_are_slots_for_every_tile_and_few_more(lengths, rows):
     """As `sequences.cuh` counts them."""

@@ -33,6 +33,7 @@ def test_the_same_seed_draws_the_same_calls_of_every_kind():
         assert sum(bool(getattr(call, field)) for call in calls) > 5, field
 
 
+@pytest.mark.slow
 def test_no_call_fills_the_memory():
     assert max(call.elements for call in drawn(779, 60, 4e6)) <= 1 << 28, "one without keys had 4e9"
 

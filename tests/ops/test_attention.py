@@ -180,6 +180,7 @@ def plain(q, k, v, **words):
     return out[0] if isinstance(out, tuple) else out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_is_there", [True, False])
 @pytest.mark.parametrize(
     "words",

@@ -126,6 +126,7 @@ def test_a_planted_file_is_compiled_again(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600, "a file of our own is in its place"
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

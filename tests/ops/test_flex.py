@@ -141,6 +141,7 @@ def test_a_table_is_read_as_a_bias_only_as_it_lies(device):
         assert (call.term(arguments.BIAS) is None) == on
 
 
+@pytest.mark.slow
 def test_slopes_without_a_size_need_a_causal_mask(device):
     q, k, v = tensors(2, 4, 4, ROWS, KEYS)
     mask = mask_of(lambda b, h, i, j: j - i <= NEAR)
@@ -242,6 +243,7 @@ def test_lists_say_what_is_seen_whatever_the_function_says(device, mask, kernels
     assert near(aux.lse, scores.logsumexp(-1)) and aux.lse[:, :, 64:].isneginf().all()
 
 
+@pytest.mark.slow
 def test_a_table_serves_blocks_that_tiles_do_not_divide(device):
     mask = mask_of(document(37), block=40)
     q, k, v = tensors(2, 2, 2, ROWS, KEYS)
@@ -267,6 +269,7 @@ def _raise():
     raise NotImplementedError("no\nand more")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_is_no_expression_is_refused_by_name(device, why):
     q, k, v = tensors(1, 4, 4, 20, 30)
@@ -339,6 +342,7 @@ def test_captured_tensors_are_read_at_each_call(device):
     assert device.loads == 1
 
 
+@pytest.mark.slow
 def test_functions_made_anew_are_traced_once_and_share_a_kernel(device):
     q, k, v = tensors(1, 2, 2, ROWS, KEYS)
     known = []
@@ -436,6 +440,7 @@ def test_who_wants_the_same_bits_waits_for_the_kernel_itself(tmp_path):
 OFFSET = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("are_bits_kept", [False, True])
 def test_numbers_that_change_need_no_kernel_of_their_own(device, are_bits_kept):
     """One kernel takes them as arguments, from the first on. Those with the first as constants are compiled beside, and
@@ -468,6 +473,7 @@ def test_numbers_that_change_need_no_kernel_of_their_own(device, are_bits_kept):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.slow
 def test_numbers_that_decide_in_python_are_constants(device):
     q, k, v = tensors(1, 2, 2, 20, 30)
 
@@ -494,6 +500,7 @@ def test_functions_of_torch_that_are_captured_leave_a_key():
         assert flex.key_of(lambda s, b, h, i, j, one=one: one(s), []) is not None
 
 
+@pytest.mark.slow
 def test_what_an_object_holds_may_change(device):
     class Windowed:
         size = 3

@@ -430,6 +430,7 @@ def test_calls_of_several_launches_of_one_stream_do_not_mix(device, names):
     assert not "".join(launched).replace("aa", "").replace("bb", "").replace("cc", "").replace("c", "")
 
 
+@pytest.mark.slow
 def test_without_memory_for_scratch_torch_answers(device, tmp_path):
     def pick(problem, gpu):
         return Pick("flash_wgmma", KernelConfig("flash_wgmma", WGMMA | {"SCHEDULE": "claimed"}))

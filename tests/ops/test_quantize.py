@@ -139,6 +139,7 @@ def test_tensors_are_quantised_by_blocks_where_that_pays(device, monkeypatch, li
     assert ("quantize_sizes" in device.launches) == (limit == 0) and "quantize" in device.launches
 
 
+@pytest.mark.slow
 def test_attention_hands_its_tensors_over_and_keeps_plans(device):
     q, k, v = given(8, 70), given(2, 70), given(2, 70)
     k += 3

@@ -435,6 +435,7 @@ def test_a_rival_that_no_compiler_makes_is_left_out(card):
         assert near(*call(strict=True)) and "BLOCK_N=64" in said() and device.loads == 1
 
 
+@pytest.mark.slow
 def test_a_rival_whose_compiler_takes_long_races_in_the_next_process(card, monkeypatch):
     monkeypatch.setattr(evoattn.ops.runtime, "LATE", 0.25)
     third, made, ends = KernelConfig("flash_wgmma", WGMMA | {"BLOCK_N": 96}), threading.Event(), threading.Event()

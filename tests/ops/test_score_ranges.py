@@ -1,6 +1,7 @@
 """Between what numbers an expression lies over blocks of queries and keys, as `score_range.cuh` has it, on the
 interpreter, beside Python's numbers."""
 
+import pytest
 import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
@@ -60,6 +61,7 @@ def wrapped(x):
     return tuple(min(max(at + (SIZE if at < 0 else 0), 0), SIZE - 1) for at in x)
 
 
+@pytest.mark.slow
 def test_what_lies_between_two_numbers_stays_between_those_of_its_operators():
     headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")
     lines = [f"keep(found + {2 * n}, {text});" for n, text in enumerate(OF_RANGES)]
@@ -125,6 +127,7 @@ OF_FLAGS = {
 """Lines of a table of so long rows whose flags are set in 41 rows from row 20 on and 64 columns from column 32 on."""
 
 
+@pytest.mark.slow
 def test_between_what_the_elements_of_a_table_lie():
     """Lanes that are not known to ask alike have one row."""
     headers = ("device/ptx/element.cuh", "device/score.cuh", "device/score_range.cuh")

@@ -248,6 +248,7 @@ def test_compiled_layers_of_torch_follow(device):
             assert launches() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [{}, {"need_weights": False, "is_causal": True}, {"average_attn_weights": False}])
 def test_torchs_layers_say_the_same_when_they_are_seen_through(words):
     heads, words = torch.nn.MultiheadAttention(64, 2, add_bias_kv=not words, batch_first=True), dict(words)
@@ -265,6 +266,7 @@ def test_torchs_layers_say_the_same_when_they_are_seen_through(words):
         assert torch.allclose(compiled(q, k, v, attn_mask=mask, **words)[0], expected[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_with_padding_heeds_a_promise_of_bits_that_comes_later():
     heads, x, padding = torch.nn.MultiheadAttention(64, 2, batch_first=True), torch.randn(2, 8, 64), torch.zeros(2, 8)
     call = lambda: heads(x, x, x, key_padding_mask=padding, need_weights=False)[0]

@@ -174,6 +174,7 @@ def test_packed_qkv(device):
     assert len(device.backwards) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [{}, {"causal": True}, {"window": (5, 2)}, {"sinks": torch.ones(4).half()}], ids=str)
 @pytest.mark.parametrize("lse", [False, True], ids=["", "lse"])
 def test_packed_sequences(device, words, lse):

@@ -122,6 +122,7 @@ def test_other_lengths_need_no_other_graph(device):
     assert len(device.backwards) == 3
 
 
+@pytest.mark.slow
 def test_what_no_backward_kernel_serves_is_compiled_as_sdpa(device):
     graphs = []
 

@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 
+import pytest
 import torch
 
 import evoattn
@@ -18,6 +19,7 @@ from tests.ops.fake_clock import FakeClock
 from tests.ops.fake_device import WGMMA, tensors
 
 
+@pytest.mark.slow
 def test_a_backward_pass_races_at_the_first_that_comes_and_its_winner_runs_from_then_on(tmp_path, monkeypatch):
     """Of layers that began before the race, too; gradients with the same bits in every run are the pick's."""
     slow, fast = (KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": smem}) for smem in (512, 1024))
@@ -80,6 +82,7 @@ def test_a_backward_pass_that_is_captured_does_not_race(tmp_path, monkeypatch):
             assert device.launches[-1].smem_bytes == 512 and not clock.asked and device.loads == loads
 
 
+@pytest.mark.slow
 def test_a_call_with_the_log_sum_exp_does_not_change_the_kernel_of_training(tmp_path, monkeypatch):
     """Its pick is loaded, and no rival is any more. Where nothing was trained before it races."""
     rival = load_space("flash_wgmma", GPUS["h100"]).make_config(WGMMA | {"BLOCK_N": 128})

@@ -252,6 +252,7 @@ def test_a_bias_in_whole_rows_is_not_copied():
     assert copied(torch.zeros(2 * 72 * 3 + 1, dtype=torch.float16)[1:].view(3, 1, 2, 72)[..., :70]), "misaligned"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, said",
     [

@@ -213,6 +213,7 @@ def test_problems_fit_the_card_and_own_ones_have_half_of_the_time():
     assert GPUS["l4"] == CARD
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_command_says_so():
     result = CliRunner().invoke(app, ["calibrate", "--dry-run"])
     assert result.exit_code == 1 and "runs on the card itself" in result.output

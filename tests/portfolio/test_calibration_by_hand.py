@@ -91,6 +91,7 @@ def test_a_file_says_what_was_found(folder):
         Calibration.of_row(row | {"list": row["list"] | {"kinds": 3}})
 
 
+@pytest.mark.slow
 def test_what_has_changed_since_makes_it_old():
     now = made(listed=replace(made().listed, kinds={"16 d64": (0, 1)}))
     assert now.why_old() == "" and now.current_list() is now.listed

@@ -73,6 +73,7 @@ def test_known_kernels_take_part():
     assert row.winner == ("flash_mma", {"known": 1}) and row.best_us == 10.0 and row.pick_us == 11.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem, families",
     [
@@ -99,6 +100,7 @@ def test_known_kernels_are_completed_or_left_out():
     assert kernel.params == chosen.config.params
 
 
+@pytest.mark.slow
 def test_problems_that_a_kernel_serves_are_searched_together_and_their_times_are_kept(tmp_path):
     problems = [PROBLEM, PROBLEM.with_(dtype="fp16"), PROBLEM.with_(batch=4), PROBLEM]
     picks = [pick(problem, H100) for problem in problems]

@@ -56,6 +56,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
 def test_neighbours_run_and_a_climb_falls(problem: AttentionProblem) -> None:
     start = portfolio_kernels(problem, H100)[0]
@@ -232,6 +233,7 @@ def test_a_config_must_save_something_for_each_gene_that_was_not_timed() -> None
     assert penalised(kernels, {name_of(other.config)})(other) == 10.0, "a calibration has timed it"
 
 
+@pytest.mark.slow
 def test_gradients_leave_the_list_for_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = list_for(H100)
     assert listed

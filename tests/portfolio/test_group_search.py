@@ -166,6 +166,7 @@ def engine():
     return engine
 
 
+@pytest.mark.slow
 def test_a_group_has_turns_by_its_weight(engine):
     for _ in range(40):
         assert engine._begin_next(["worker"])

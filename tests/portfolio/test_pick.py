@@ -98,6 +98,7 @@ def test_wide_heads_get_kernels_for_them():
     assert gemma.family == "large_head_mma" and not gemma.estimated
 
 
+@pytest.mark.slow
 def test_a_kind_that_was_not_timed_is_estimated_and_says_so():
     found = pick(parse_shape("B=2,H=8,S=2000,D=112,dtype=fp16,mask=full"), H100)
     assert found and found.estimated and found.expected_regret is None and "'16 d112'" in found.why

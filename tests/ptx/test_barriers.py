@@ -404,6 +404,7 @@ def test_blocks_that_run_together_poll_for_each_other(poll, other, expected):
     assert not execution.faults and (out == np.asarray(expected)[:, None]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "poll"), [*((CHAIN, poll) for poll in POLLS), (INSIDE, "ld.acquire")])
 def test_polls_in_vain_are_a_deadlock(source, poll):
     [fault] = run_polling(source, poll, give=";")[1].faults
@@ -415,6 +416,7 @@ def test_blocks_that_poll_for_each_other_are_a_deadlock():
     assert "threads poll from" in fault
 
 
+@pytest.mark.slow
 def test_a_hand_over_without_order_is_a_race():
     for change in ((".acquire", ".relaxed"), (".release", ".relaxed")):
         text = (
@@ -429,6 +431,7 @@ def test_a_hand_over_without_order_is_a_race():
         assert "Race in global memory" in faults[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["b - 1", "b + 1"])
 def test_who_does_not_wait_is_found_where_blocks_begin_late(other):
     """Block 0 or 3 begins when the others have polled for long, or have taken what is not there."""
@@ -452,6 +455,7 @@ extern "C" __global__ void k(unsigned* flags) {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_who_waits_for_some_time_gives_up_where_blocks_begin_late(late):
     flags = np.zeros(1, np.uint32)

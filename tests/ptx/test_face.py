@@ -47,6 +47,7 @@ def imported(path):
             yield from (alias.name for alias in node.names)
 
 
+@pytest.mark.slow
 def test_it_imports_nothing_of_evoattn_and_numpy_alone_besides():
     names = {name for path in HOME.rglob("*.py") for name in imported(path)}
     ours = {name for name in names if name.split(".")[0] == "evoattn"}
@@ -54,6 +55,7 @@ def test_it_imports_nothing_of_evoattn_and_numpy_alone_besides():
     assert {name.split(".")[0] for name in names} - sys.stdlib_module_names <= {"evoattn", "numpy"}
 
 
+@pytest.mark.slow
 def test_its_folders_form_layers():
     assert {path.parent.name for path in HOME.glob("*/*.py")} == set(ORDER)
     for path in HOME.glob("*/*.py"):

@@ -79,6 +79,7 @@ def test_every_accepted_instruction_has_a_golden(recorded):
     assert not needless, needless
 
 
+@pytest.mark.slow
 def test_sums_of_products_of_8_bits_are_those_of_the_gpu_to_the_last_bit(recorded):
     products = [g for g in recorded[0] if any(re.match(r"wgmma.*e4m3", opcode) for opcode in g.opcodes)]
     assert len(products) >= 2

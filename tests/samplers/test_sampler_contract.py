@@ -78,6 +78,7 @@ def test_recorded_trials_of_other_spaces_do_no_harm(name):
     assert all(p.operator == "random" for p in sampler.ask(5))  # the starting config is recorded
 
 
+@pytest.mark.slow
 @every_sampler
 def test_configs_recorded_before_a_gene_was_there_have_its_default(name):
     tiny = space("tiny", (1, 2, 3, 4), (1, 2, 3))

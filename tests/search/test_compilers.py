@@ -56,6 +56,7 @@ def ends(make, beside=False, render=render):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [CompileHandler, FakeCompiler])
 def test_a_config_goes_there_and_its_source_comes_back(make):
     ((candidate, answer),) = ends(make, beside=True)

@@ -12,6 +12,7 @@ from evoattn.storage.course import Tried, _tried
 from tests.report.report_studies import add, make_study, timed_study, timing
 
 
+@pytest.mark.slow
 def test_each_trial_is_as_it_is_read_alone(storage):
     study = timed_study(storage, 30)
     offline = make_study(storage, name="another", offline=True)

@@ -19,6 +19,7 @@ from evoattn.storage.storage import trial_number
 from tests.untrusted.untrusted import JSON, SPACE
 
 
+@pytest.mark.slow
 @given(st.text(max_size=80) | st.text(alphabet="abc:[]{}&*!-|>#? \n\t0123'\"<", max_size=80))
 def test_yaml_is_plain_values_or_a_refusal(text):
     try:
