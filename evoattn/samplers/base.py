@@ -125,7 +125,10 @@ class ConfigPool:
         }
 
     def _mutated(self, parameter: Parameter, value: Any) -> Any:
-        values, index = parameter.values, parameter.values.index(value)
+        values = parameter.values
+        if value not in values:  # of a config that was given, not drawn
+            return self.rng.choice(values)
+        index = values.index(value)
         neighbours = [values[i] for i in (index - 1, index + 1) if 0 <= i < len(values)]
         return self.rng.choice(neighbours if self.rng.random() < NEIGHBOUR_SHARE else values)
 
