@@ -185,6 +185,11 @@ def test_a_mutated_value_is_mostly_the_next_one():
             assert drawn.count(other) / 2000 == pytest.approx(share, abs=0.035)
 
 
+def test_a_value_that_the_space_does_not_have_is_mutated_to_any_that_it_has():
+    pool = ConfigPool({"f": space("f", (1, 2, 4))}, lambda family, params: None, random.Random(1))
+    assert {pool.mutate("f", {"TILE": 3})["TILE"] for _ in range(60)} == {1, 2, 4}
+
+
 def test_one_parameter_is_mutated_on_average():
     pool = ConfigPool({"f": space("f", *[tuple(range(50))] * 5)}, lambda family, params: None, random.Random(1))
     start = dict.fromkeys(pool.spaces["f"].names(), 25)
