@@ -41,8 +41,8 @@ PAGES = {ROOT / "docs/cli.md": HEAD, ROOT / "scripts/commands.md": MAKERS}
 """Each page and what it begins with."""
 GROUPS = "portfolio ", "cost "
 """What contributors' commands begin with."""
-COMMON = 3
-"""An option that as many commands have in the same words stands once on the page."""
+COMMON = 2
+"""An option or argument that as many commands have in the same words stands once on the page."""
 
 
 def page(path: Path) -> str:
@@ -51,9 +51,11 @@ def page(path: Path) -> str:
     makers = PAGES[path] == MAKERS
     commands = {name: one for name, one in _commands(root) if name.startswith(GROUPS) == makers}
     counts = Counter(line for command in commands.values() for line in _words(command).values())
-    common = [line for line, count in counts.items() if count >= COMMON and line.startswith("- `-")]
+    often = [line for line, count in counts.most_common() if count >= COMMON]
+    usual = {line.partition(":")[0]: line for line in reversed(often)}  # of a name the line that most commands have
+    common = [line for line in counts if line in usual.values()]
     parts = [PAGES[path], *([] if makers else _words(root).values())]
-    parts += ['\nOptions of several commands, which name them as "also":\n', *common]
+    parts += ['\nWords of several commands, which name them as "also":\n', *common]
     for name, command in commands.items():
         arguments = [_metavar(p) for p in command.params if p.param_type_name == "argument" and not p.hidden]
         paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]

@@ -8,7 +8,6 @@ import torch
 
 import evoattn
 from benchmarks.flex.mods import MODS, Shape
-from benchmarks.flex.named import variants
 from evoattn.backends.platform import CudaPlatform
 from evoattn.families.mask_blocks import LISTS
 from evoattn.ops import block_masks, flex
@@ -62,8 +61,9 @@ def test_right_without_waiting_and_in_a_graph(name, shape, monkeypatch):
 def test_a_function_that_says_a_window_enqueues_what_the_window_does():
     """Also where its numbers are lengths, which could be tensors of their own."""
     q, k, v = made(Shape(2, 8, 1, 1024, "cuda"))
-    said = variants(8, 1, 1024, "cuda")["window"]
-    mask = evoattn.create_block_mask(said.mask_mod, None, None, 1, 1024, "cuda")
+    diagonal, past = 1023, 1024
+    near = lambda b, h, q, k: (k - q <= diagonal) & (q + diagonal - k <= past)
+    mask = evoattn.create_block_mask(near, None, None, 1, 1024, "cuda")
 
     def nodes_of(call):
         call()
@@ -74,7 +74,7 @@ def test_a_function_that_says_a_window_enqueues_what_the_window_does():
         assert nodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count)) == 0
         return count.value
 
-    named = nodes_of(lambda: evoattn.attention(q, k, v, enable_gqa=True, **said.words))
+    named = nodes_of(lambda: evoattn.attention(q, k, v, enable_gqa=True, causal=True, window=(past, 0)))
     assert nodes_of(lambda: evoattn.flex_attention(q, k, v, block_mask=mask, enable_gqa=True)) == named > 0
 
 
