@@ -40,10 +40,10 @@ def bench(
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table or json.")] = "table",
     output: Output = None,
 ) -> None:
-    """Time the best kernels beside every peer.
+    """Time the best kernels beside those of other libraries.
 
-    The best recorded kernels of each problem (else its starting configs) take turns with every installed peer. Each
-    kernel is checked before and after it is timed. Needs a CUDA device."""
+    The best recorded kernels of each problem (else its starting configs) take turns with every peer that is installed:
+    kernels of PyTorch, FlashAttention and others. Each is checked before and after it is timed. Needs a CUDA device."""
     with errors():
         require_one_of("format", format, ("table", "json"))
         asked = peers.split(",")

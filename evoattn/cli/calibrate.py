@@ -37,11 +37,11 @@ def calibrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
     jobs: Jobs = None,
 ) -> None:
-    """Measure on this GPU what the choice of kernels needs.
+    """Measure this GPU: evoattn then chooses faster kernels on it.
 
     Problems as people have them are searched together. Every time is kept as it is taken: a later run goes on.
-    `evoattn.attention` takes the kernels of the list that is made, and a table says how good they are on problems left
-    out."""
+    `evoattn.attention` then chooses among the kernels that were fast, and a table says how good such choices are for
+    problems left out."""
     with errors():
         from evoattn.engine.budget import parse_budget
         from evoattn.model.gpu import detect_devices

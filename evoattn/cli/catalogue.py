@@ -107,7 +107,7 @@ def families(
         ),
     ] = DEFAULT_GPU,
 ) -> None:
-    """List the families, or one family's parameters.
+    """List the families of kernels, or one family's parameters.
 
     Of each parameter: which values it may take, and what it means."""
     with errors():

@@ -166,11 +166,11 @@ def attempt(
         bool, typer.Option("--offline", help="Do not run it on the device here: for another GPU than that one.")
     ] = False,
 ) -> None:
-    """Try one config and say what happens to it.
+    """Try one config: a family of kernels with values of parameters.
 
-    Why it cannot be; or what the compiler says, with registers and spills; whether it is right on the interpreter, and
-    which element is wrong first; its relative cost; and where a CUDA device is, the same on it and the time. Exit code
-    0 if it is right. Nothing is recorded."""
+    It says why the config cannot be; or what the compiler says, with registers and spills; whether it is right on the
+    interpreter, and which element is wrong first; its relative cost; and where a CUDA device is, the same on it and
+    the time. Exit code 0 if it is right. Nothing is recorded."""
     with errors():
         from evoattn.families import registry
         from evoattn.model import gpu as gpus

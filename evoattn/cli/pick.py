@@ -16,7 +16,7 @@ def pick(
         str | None, typer.Option(metavar="SHAPE", help="A shape, as for `evoattn search --shape`.")
     ] = None,
     problem: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Or a problem that has a name.", autocompletion=problem_names)
+        str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", autocompletion=problem_names)
     ] = None,
 ) -> None:
     """Print the kernel that would run for a shape, and why.
@@ -71,8 +71,9 @@ def tune(
 ) -> None:
     """Search kernels for what a model asks of attention.
 
-    All problems are searched together on the first CUDA device; most of the time goes where the most time is spent.
-    Winners are kept in the user's data folder, and `evoattn.attention` in Python takes them from then on."""
+    All problems are searched together on the first CUDA device. Most of the budget goes to those that take the model
+    the most time. Winners are kept in the user's data folder, and `evoattn.attention` in Python runs them from then
+    on."""
     with errors():
         from rich.console import Console
 

@@ -46,7 +46,9 @@ def report(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of the leaderboard.")] = 20,
     both: Annotated[
         tuple[str, str] | None,
-        typer.Option("--compare", metavar="A B", help="Two studies of one problem side by side.", show_default=False),
+        typer.Option(
+            "--compare", metavar="A B", help="Two studies of one problem, by name, side by side.", show_default=False
+        ),
     ] = None,
     db: Database = None,
 ) -> None:
@@ -121,7 +123,7 @@ def show(
 ) -> None:
     """Show all that is recorded of one trial.
 
-    Its config, state, evidence and lineage, and where it ran."""
+    Its parameters, what became of it, its checks and times, the trials that it was bred from, and where it ran."""
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.report.show import print_trial
 

@@ -58,11 +58,11 @@ def how_far(gpu: GpuSpec, sets: Sequence[str] = (), fitted: Fitted | None = None
     unknown = "" if gpu.name in cards else f" Nothing was measured on the {gpu.product}."
     if not judged:
         return unknown.strip()
-    kind = "Of this card's families, the" if any_card else "The"
-    found = [_factors(row, f"on an {GPUS[card].product}") for card, row in judged.items()]
-    found += [_factors(left_out[name], _spoken(name)) for name in sets if name in left_out]
-    taken = f"{kind} cost model's first choice takes so many times the best time"
-    return f"{taken}: {', '.join(found)}.{unknown}"
+    among = "Among this card's families what" if any_card else "What"
+    first, *others = [(row, f"on an {GPUS[card].product}") for card, row in judged.items()]
+    others += [(left_out[name], _spoken(name)) for name in sets if name in left_out]
+    found = [_factors(first[0], f"times the best time {first[1]}"), *(_factors(*other) for other in others)]
+    return f"{among} the cost model puts first takes {', '.join(found)}.{unknown}"
 
 
 def _factors(row: dict[str, Any], where: str) -> str:

@@ -29,6 +29,8 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
     print_text(console, f"{summary.problem_text}, on {summary.gpu}")
     if winner is None:
         print_text(console, f"No candidate is right yet: {_counts(summary)}.")
+        if summary.failures:
+            print_text(console, f"Most often: {summary.failures[0].reason}", indent="  ")
         _print_place(summary, console, kept)
         print_lines(console, ["", "Next:", *command([*_words("report", kept), ["--full"]], width)])
         return
@@ -121,7 +123,8 @@ def _gain(origin: Origin, measured: bool) -> str:
 
 
 def _counts(summary: StudySummary) -> str:
-    return f"{summary.trials} trials" + "".join(f", {count} {state}" for state, count in summary.counts.items())
+    tried = f"{summary.trials} trial{'s' * (summary.trials != 1)}"
+    return tried + "".join(f", {count} {state}" for state, count in summary.counts.items())
 
 
 def _print_place(summary: StudySummary, console: Console, kept: Kept) -> None:

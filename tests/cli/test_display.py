@@ -224,7 +224,8 @@ def test_a_study_without_a_right_trial_says_so_and_how_to_see_why(storage):
     study = storage.create_study("s", PROBLEM, GPUS["l4"], True, "genetic", 0, ("flash_mma",), {}, {})
     storage.record(study, longest("flash_mma"), None, Evaluation(TrialState.INVALID_CONFIG, "It cannot be."))
     text = printed(storage, study)
-    assert "No candidate is right yet: 1 trials, 1 INVALID_CONFIG." in text and "evoattn report --full" in text
+    assert "No candidate is right yet: 1 trial, 1 INVALID_CONFIG.\n  Most often: It cannot be.\n" in text
+    assert "evoattn report --full" in text
 
 
 def test_values_that_tell_nothing_have_no_row(storage):

@@ -207,9 +207,8 @@ def fitted(**left_out):
 
 def test_a_measured_card_hears_of_all_families():
     both = fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0})
-    assert how_far(GPUS["h100"], (), both).endswith(
-        "times the best time: 1.04 on an H100 (worst 1.62), 1.20 on an H200 (worst 1.62)."
-    )
+    text = "What the cost model puts first takes 1.04 times the best time on an H100 (worst 1.62), 1.20 on an H200"
+    assert how_far(GPUS["h100"], (), both) == f"{text} (worst 1.62)."
 
 
 def test_kinds_of_problems_are_told_one_by_one():
@@ -222,8 +221,8 @@ def test_kinds_of_problems_are_told_one_by_one():
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
     text = how_far(GPUS["l4"], (), fitted(lands={}, any={"first": 1.1}))
-    assert text.startswith("Of this card's families, the cost model's first choice takes")
-    assert "1.10 on an H100 (worst 1.62)" in text and "1.04" not in text
+    assert text.startswith("Among this card's families what the cost model puts first takes")
+    assert "1.10 times the best time on an H100 (worst 1.62)" in text and "1.04" not in text
     assert text.endswith("Nothing was measured on the L4.")
     assert "Nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), (), fitted(lands={}))
 

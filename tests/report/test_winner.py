@@ -183,7 +183,7 @@ def test_an_estimated_winner_says_what_bounds_it_and_how_far_such_choices_have_b
     storage.record(study, config, candidate, Evaluation(TrialState.ESTIMATED, relative_cost=1.0), (), "random")
     bound, far = summarise(storage, study).winner.estimate
     assert bound.startswith("Bound by ") and "of the relative cost" in bound and "µs" not in bound
-    assert "first choice takes" in far and far.startswith("Of this card's families")
+    assert "times the best time on an H100" in far and far.startswith("Among this card's families")
     assert "Nothing was measured on the L4" in far
 
 
