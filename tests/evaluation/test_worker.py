@@ -27,6 +27,10 @@ class Obedient(Handler):
             os._exit(value)
         if what == "hang":
             time.sleep(value)
+        if what == "compute":
+            end = time.process_time() + value
+            while time.process_time() < end:
+                pass
         if what == "raise":
             raise ValueError(value)
         if what == "break":
@@ -107,6 +111,45 @@ def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, wo
     outcome = worker.ask(task, seconds=1.0)
     assert outcome.ending is ending and words in outcome.value
     assert worker.ask(("echo", 0), 200.0).value[1] != before
+
+
+class Starved(Worker):
+    """Has had no core for so long, by what Linux says."""
+
+    seconds = 0.0
+
+    def waited(self):
+        return self.seconds
+
+
+def test_what_a_process_waited_for_a_core_is_not_held_against_its_task():
+    worker = Starved(Obedient)
+    try:
+        worker.wait()
+        worker.seconds = 300.0  # before: it counts for nothing
+        assert worker.ask(("hang", 60), 0.5).ending is Ending.TIMEOUT
+        worker.wait()
+        worker.submit(None, ("hang", 1.5), 0.5)
+        worker.seconds = 600.0
+        while not (outcome := worker.poll()):
+            wait_for_any([worker], 0.05)
+        assert outcome.ending is Ending.RESULT and outcome.seconds > 1
+    finally:
+        worker.stop()
+
+
+def test_a_process_that_computes_beside_others_waits_for_a_core(worker):
+    first, count = worker.ask(("echo", 0), 200.0).value[1], len(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * count)]
+    try:
+        worker.ask(("hang", 0.1), 200.0)
+        before = worker.waited()
+        worker.ask(("compute", 0.3), 200.0)
+        assert worker.pid == first and 0.01 < worker.waited() - before < 60
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_a_killed_process_is_noticed(worker):
