@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from evoattn.ops.runtime import current
-from tests.ops.fake_device import FakeDevice, fake_runtime
-
-
-@pytest.fixture
-def device(tmp_path):
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)):
-        yield fake
+from tests.ops.conftest import device as device
 
 
 @pytest.fixture
