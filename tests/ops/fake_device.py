@@ -260,6 +260,14 @@ def near(answer, expected):
     return torch.allclose(answer.float(), expected.float(), atol=2e-3, rtol=2e-3)
 
 
+class Graphs(list):
+    """A compiler's backend: it keeps the graphs, and has them run as they are."""
+
+    def __call__(self, module, _):
+        self.append(module)
+        return module
+
+
 def reference(q, k, v, **flags):
     return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True, **flags)
 

@@ -11,7 +11,7 @@ from evoattn.ops.attention import attention
 from evoattn.ops.custom_op import attention_lse_op, attention_op
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
-from tests.ops.fake_device import near, reference, tensors
+from tests.ops.fake_device import Graphs, near, reference, tensors
 
 OPS = {"attention": attention_op, "attention_lse": attention_lse_op}
 
@@ -83,14 +83,9 @@ def test_a_trace_of_the_jit_warns_of_nothing(device):
 
 @pytest.mark.slow
 def test_other_lengths_need_no_other_graph(device):
-    graphs = []
-
-    def backend(module, _):
-        graphs.append(module)
-        return module
-
+    graphs = Graphs()
     compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, enable_gqa=True, strict=True), fullgraph=True, dynamic=True, backend=backend
+        lambda q, k, v: attention(q, k, v, enable_gqa=True, strict=True), fullgraph=True, dynamic=True, backend=graphs
     )
     for length in (45, 50, 61):
         q, k, v = tensors(seqlen_q=length, seqlen_k=length)
@@ -101,14 +96,9 @@ def test_other_lengths_need_no_other_graph(device):
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_what_no_kernel_serves_is_compiled_as_sdpa(device, wanted):
-    graphs = []
-
-    def backend(module, _):
-        graphs.append(module)
-        return module
-
+    graphs = Graphs()
     q, k, v = (t.double().requires_grad_(wanted) for t in tensors(kv_heads=4))
-    compiled = torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend=backend)
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend=graphs)
     assert torch.equal(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))
     assert "evoattn" not in graphs[0].code
     assert "scaled_dot_product_attention" in graphs[0].code

@@ -12,7 +12,7 @@ from evoattn.ops.call import Call
 from evoattn.ops.custom_op import attention_lse_op, attention_op, backward_op, operands, variant_lse_op
 from evoattn.ops.runtime import current
 from tests.ops.fake_backward import TrainingDevice, training_runtime
-from tests.ops.fake_device import tensors
+from tests.ops.fake_device import Graphs, tensors
 from tests.ops.test_training import VARIANTS, leaves, require_near, require_right
 
 
@@ -103,17 +103,12 @@ def test_packed_sequences(device):
 
 @pytest.mark.slow
 def test_other_lengths_need_no_other_graph(device):
-    graphs = []
-
-    def backend(module, _):
-        graphs.append(module)
-        return module
-
+    graphs = Graphs()
     compiled = torch.compile(
         lambda q, k, v: evoattn.attention(q, k, v, enable_gqa=True, strict=True),
         fullgraph=True,
         dynamic=True,
-        backend=backend,
+        backend=graphs,
     )
     for length in (45, 50, 61):
         mine, _ = leaves(*tensors(seqlen_q=length, seqlen_k=length))
@@ -124,14 +119,9 @@ def test_other_lengths_need_no_other_graph(device):
 
 @pytest.mark.slow
 def test_what_no_backward_kernel_serves_is_compiled_as_sdpa(device):
-    graphs = []
-
-    def backend(module, _):
-        graphs.append(module)
-        return module
-
+    graphs = Graphs()
     mine, _ = leaves(*tensors(head_dim=192, kv_heads=4))
-    torch.compile(evoattn.attention, fullgraph=True, backend=backend)(*mine).sum().backward()
+    torch.compile(evoattn.attention, fullgraph=True, backend=graphs)(*mine).sum().backward()
     assert "scaled_dot_product_attention" in graphs[0].code and not device.launches
 
 
