@@ -55,7 +55,7 @@ def page(path: Path) -> str:
     usual = {line.partition(":")[0]: line for line in reversed(often)}  # of a name the line that most commands have
     common = [line for line in counts if line in usual.values()]
     parts = [PAGES[path], *([] if makers else _words(root).values())]
-    parts += ['\nWords of several commands, which name them as "also":\n', *common]
+    parts += ['\nOptions and arguments of several commands, which name them as "also":\n', *common]
     for name, command in commands.items():
         arguments = [_metavar(p) for p in command.params if p.param_type_name == "argument" and not p.hidden]
         paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]

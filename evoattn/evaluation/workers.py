@@ -170,7 +170,8 @@ class Worker(BaseWorker):
 
     @property
     def overdue(self) -> bool:
-        """As ever; what it waited for a core does not count, so that a busy machine fails nobody."""
+        """Whether the task takes longer than it may. Time in which the process waited for a core does not count: on a
+        busy machine a right kernel would fail."""
         late = time.monotonic() - self._deadline
         return super().overdue and late > self.waited() - self._waited
 
