@@ -164,7 +164,7 @@ class Worker(BaseWorker):
     def waited(self) -> float:
         """Seconds in which the process wanted a core and had none, as Linux counts them; 0 where nobody does."""
         try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return 0.0
 
