@@ -8,6 +8,7 @@ from evoattn.correctness import eight_bits, sequences, terms
 from evoattn.correctness.sequences import each
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import ROUNDED
 
 KINDS = (
     "plain", "large_logits", "late_huge_key", "large_logits_late_key", "large_logits_two_keys", "huge_keys_within",
@@ -43,8 +44,9 @@ def make_inputs(
     a row sees, and hidden keys count where a kernel gives them a finite score, `rising_maximum` lets the largest score
     grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs. Packed
     sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show. Tensors of
-    8 bits are these values quantised, beside their scales (`eight_bits.quantised`). Raises `ValueError` on another
-    kind: it would be plain unseen."""
+    8 bits are these values quantised, beside their scales (`eight_bits.quantised`). Where a kernel rounds Q itself, a
+    row of `large_logits_two_keys` has no answer (`_spoil_a_row`). Raises `ValueError` on another kind: it would be
+    plain unseen."""
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -62,6 +64,7 @@ def make_inputs(
                 _bend(row[None, :, :keys], name, kind, problem.softmax_scale, tile)
         if name == "q" and problem.element.bytes == 1 and kind.startswith("large_logits_"):
             values *= LARGE_OF_EIGHT_BITS / 300
+        _spoil_a_row(values, problem, name, kind)
         if problem.element_of(name).bytes == 1:
             values, scales[name] = eight_bits.quantised(problem, name, values, kind == "extreme_terms")
         tensors[name] = values.to(torch_dtype(problem, name))
@@ -78,6 +81,13 @@ def make_inputs(
     for name, scale in scales.items():
         others[f"{name}_scale"] = eight_bits.stored_scales(problem, name, scale, others)
     return tensors | others
+
+
+def _spoil_a_row(values: torch.Tensor, problem: AttentionProblem, name: str, kind: str) -> None:
+    """Where a kernel rounds Q, whose rows share scales, an infinity in a row of one head: its answer is NaN, and all
+    others are as if it were not there."""
+    if name == "q" and problem.op in ROUNDED and kind == "large_logits_two_keys" and not problem.lse:
+        values[0, 0, values.shape[2] // 2, -1] = math.inf
 
 
 def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -> None:

@@ -27,6 +27,7 @@ from evoattn.correctness.cases import (
 from evoattn.correctness.reference import with_kept_scores
 from evoattn.families.block_list import BIT_LINE, packed_mask
 from evoattn.families.built import BuiltKernel
+from evoattn.families.latent_columns.resources import merged_at_once
 from evoattn.families.registry import FAMILIES
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv.resources import LEAST_STEPS
@@ -121,6 +122,8 @@ MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
 `case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
 
+FEW_HEAD_ROWS = 32
+"""Heads of a tile with which half as many rows as else are several tiles."""
 ENOUGH_SMS = 24
 """For a block for each tile of keys of a small case, and some that have none."""
 
@@ -187,6 +190,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
       of all keys, where a table ends, and of less than none, and one of so many keys that a split has fewer than there
       is room for;
+    - if blocks share keys evenly (latent_columns), one row that more blocks have than are merged at once;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
       tiles (`of_first_split`), or as many queries as it takes where blocks take every KEY_SPLIT-th tile;
@@ -309,6 +313,8 @@ class _Maker:
         few = min(40, max(16, 2 * block_m))  # rows of a case of several heads, or of inputs all alike
         few = few // 2 if self.heads_are_rows else few  # each has two heads
         rows = few if self.alike else self._rows_for(some)
+        if self.heads_are_rows and block_m <= FEW_HEAD_ROWS:  # `by_heads` makes heads of queries, of which two are left
+            rows = min(rows, 24)
         grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
         rows = max(block_m, 64 if self.sides else 16)
         whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=rows, seqlen_k=2 * block_n)
@@ -415,6 +421,13 @@ class _Maker:
         if problem.shared_kv or problem.rotary_apart:  # of which a group may have more heads than a tile has rows
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
+        if "LOADED" in self.params and (tiles := merged_at_once(problem.head_dim_v) + 2) < ENOUGH_SMS:
+            keys, heads = (tiles - 1) * block_n + 5, self.block_m // self.number("QUERIES")
+            if self.sees_all_alone(keys):
+                shared = self.one.with_(
+                    heads=heads, seqlen_k=keys, seqlen_q=1, seqused=problem.seqused and f"{keys}:{keys}"
+                )
+                cases.append(SmallCase("a row of many blocks", shared, "late_huge_key"))
         return cases
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:

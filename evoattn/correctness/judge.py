@@ -82,19 +82,21 @@ def judge_one(out: torch.Tensor, exact: Exact) -> tuple[str, float]:
 
 
 def _judge_values(out: torch.Tensor, answer: Exact) -> tuple[str, float]:
-    difference = out.to(answer.values.dtype) - answer.values
-    missing, nan, largest, rms = torch.stack(
+    nowhere = torch.isnan(answer.values)
+    nan = torch.isnan(out)
+    difference = (out.to(answer.values.dtype) - answer.values).masked_fill(nan & nowhere, 0)
+    missing, strays, largest, rms = torch.stack(
         [
             unwritten(out).sum().double(),
-            torch.isnan(out).sum().double(),
+            (nan & ~nowhere).sum().double(),
             difference.abs().max().double(),
             difference.double().square().mean().sqrt(),
         ]
     ).tolist()
     if missing:
         return f"{missing:.0f} of {out.numel()} outputs were never written.", largest
-    if nan:
-        return f"{nan:.0f} of {out.numel()} outputs are NaN.", largest
+    if strays:
+        return f"{strays:.0f} of {out.numel()} outputs are NaN.", largest
     if not largest <= answer.allowed_error:
         return f"the largest error is {largest:.2e}, allowed are {answer.allowed_error:.2e}.", largest
     if not rms <= answer.allowed_rms:
@@ -160,7 +162,8 @@ def _first(out: torch.Tensor, name: str, answer: Exact) -> str:
     got = out.to(exact.dtype)
     missing = unwritten(out)
     close = (got - exact).abs() <= allowed
-    wrong = missing | ~(close | (got == exact))  # equal infinities differ by NaN
+    same = (got == exact) | (got.isnan() & exact.isnan())  # equal infinities differ by NaN
+    wrong = missing | ~(close | same)
     places = wrong.nonzero()
     if not len(places):
         return ""

@@ -9,7 +9,7 @@ import torch
 from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.arena import BANDS, Arena, Layout, unwritten
 from evoattn.correctness.cases import Case
-from evoattn.correctness.reference import first
+from evoattn.correctness.reference import Exact, first
 from evoattn.correctness.validate import output_layouts, run_case
 from evoattn.families.built import BuiltKernel
 from evoattn.model.records import CheckResult
@@ -17,23 +17,25 @@ from evoattn.model.records import CheckResult
 
 class _Rows:
     """One output of all cases as a row each, padded to the longest: where its elements lie, and the exact values. What
-    is NaN there is not the kernel's to write (`Exact.partial`)."""
+    is NaN there is not the kernel's to write (`Exact.partial`), or has to be NaN."""
 
-    def __init__(self, arena: Arena, names: Sequence[str], exact: Sequence[torch.Tensor]) -> None:
+    def __init__(self, arena: Arena, names: Sequence[str], answers: Sequence[Exact]) -> None:
+        exact = [answer.values for answer in answers]
         self.dtype = arena.views[names[0]].dtype
         longest, device = max(e.numel() for e in exact), arena.whole.device
         self.places = torch.zeros(len(names), longest, dtype=torch.int64, device=device)
         self.exact = torch.zeros(len(names), longest, dtype=exact[0].dtype, device=device)
         self.valid = torch.zeros(len(names), longest, dtype=torch.bool, device=device)
-        self.left = torch.zeros_like(self.valid)
+        self.left, self.nowhere = torch.zeros_like(self.valid), torch.zeros_like(self.valid)
         for i, (name, values) in enumerate(zip(names, exact, strict=True)):
             flat, view, count = arena.buffers[name], arena.views[name], values.numel()
             first = int(flat.storage_offset())
             elements = torch.arange(first, first + flat.numel(), device=device)
             self.places[i, :count] = elements.as_strided(view.shape, view.stride()).flatten()
-            self.left[i, :count] = values.flatten().isnan()
+            nan = values.flatten().isnan()
+            (self.left if answers[i].partial else self.nowhere)[i, :count] = nan
             self.exact[i, :count] = values.flatten().nan_to_num(0, math.inf, -math.inf)
-            self.valid[i, :count] = ~self.left[i, :count]
+            self.valid[i, :count] = ~nan
         self.counts = torch.tensor([values.numel() for values in exact], dtype=torch.float64, device=device)
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
@@ -42,9 +44,10 @@ class _Rows:
         return memory[: len(memory) // size * size].view(self.dtype)[self.places]
 
     def spoilt(self, rows: torch.Tensor) -> torch.Tensor:
-        """How many elements of each row were never written, or are NaN, or were not to be written."""
-        never = unwritten(rows)
-        return (((never | rows.isnan()) & self.valid) | (~never & self.left)).sum(1).double()
+        """How many elements of each row were never written, or are NaN or no NaN, or were not to be written."""
+        never, nan = unwritten(rows), rows.isnan()
+        wrong = ((never | nan) & self.valid) | (~never & self.left) | ((never | ~nan) & self.nowhere)
+        return wrong.sum(1).double()
 
     def errors(self, rows: torch.Tensor) -> torch.Tensor:
         """Of each row the largest error and the root of the mean square, `[2, rows]`; NaN where an element is."""
@@ -87,7 +90,7 @@ class Ladder:
         numbers = range(len(self.cases))
         self._rows = {
             name: (
-                _Rows(self._arena, [_key(i, name) for i in numbers], [c.answer[name].values for c in self.cases]),
+                _Rows(self._arena, [_key(i, name) for i in numbers], [c.answer[name] for c in self.cases]),
                 [c.answer[name] for c in self.cases],
             )
             for name in self.cases[0].answer

@@ -30,7 +30,8 @@ def make_inputs(
 ) -> dict[str, Tensor]:
     """Normal values, those of each head of another size; with `zeros` every other head and every third row are 0, -0
     among them; with `extremes` sizes go from the least to the largest number of the dtype; with `outliers` a channel
-    has a mean far from 0, as Llama's keys have. Raises `ValueError` on an unknown kind."""
+    has a mean far from 0, as Llama's keys have. With `zeros` and `outliers` the largest value has an infinity beside
+    it, in either half of a pair, and a NaN is somewhere else. Raises `ValueError` on an unknown kind."""
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -63,6 +64,9 @@ def _values(
         values[:, :, 1::2, 1::2] /= 3
     elif kind == "outliers":
         values[..., dim // 3] += 30
+    if kind in ("zeros", "outliers"):
+        values[far, far, far, 1 if far == 0 else dim - 2] = math.inf * (1 + 2 * far)
+        values[far, far, rows // 2, dim // 2] = math.nan
     made = torch.empty(values.numel(), dtype=dtype, device=device).as_strided(spec.shape, spec.strides)
     return made.copy_(values)
 
@@ -73,7 +77,8 @@ def make_answer(
     """The numbers, which are to the last bit what float32 makes of them: value · (1 / scale), rounded to the nearest.
 
     Of a mean the bits depend on the order of its sum. It is float64 here, and a number may lie one step away, few of
-    them in all. What is no finite number counts for no scale and no mean."""
+    them in all. What is no finite number counts for no scale and no mean; it becomes NaN, or 0 where numbers are whole.
+    """
     if problem.op == TURN:
         return {"numbers": Exact(eight_bits.turn(tensors["x"]).double(), 0.0, 0.0)}
     if problem.op in TOGETHER:
@@ -84,10 +89,10 @@ def make_answer(
 
 
 def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool, smooth: bool) -> dict[str, Exact]:
-    x, element = tensor.float().nan_to_num(0.0, 0.0, 0.0), number_of(problem)
+    x, element, finite = tensor.float().nan_to_num(0.0, 0.0, 0.0), number_of(problem), tensor.isfinite()
     mean = x[:, :, sampled_rows(x.shape[2])].double().mean(2, keepdim=True).float()
     wide = x - mean if smooth else x
-    sizes = wide.abs()
+    sizes = wide.abs().where(finite, 0)
     if problem.scales == "token":
         most = sizes.amax(-1, keepdim=True)
     elif problem.scales == PER_BLOCK:
@@ -100,7 +105,9 @@ def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool, smooth: boo
     spread = scale.repeat_interleave(problem.group_size, 1) if problem.scales == "head" else scale
     numbers = (wide * spread.reciprocal()).clamp(-element.largest, element.largest)
     dtype = getattr(torch, element.torch)
-    stored = (numbers if dtype.is_floating_point else numbers.round()).to(dtype)
+    stored = (numbers.where(finite, math.nan) if dtype.is_floating_point else numbers.where(finite, 0).round()).to(
+        dtype
+    )
     rounded = (eight_bits.turn(stored) if turned else stored).double()
     kept = (scale[:, :, ::BLOCK_ROWS] if problem.scales == PER_BLOCK else scale).reshape(problem.outputs[1].shape)
     if not smooth:
@@ -108,7 +115,7 @@ def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool, smooth: boo
     step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(element.largest)) if dtype.is_floating_point else 1.0
     off = OF_MEANS * x.abs().max().item()
     return {
-        "numbers": Exact(rounded, step, OF_FLIPS * rms(rounded)),
+        "numbers": Exact(rounded, step, OF_FLIPS * rms(rounded.nan_to_num(0.0))),
         "scale": Exact(kept, off / element.largest),
         "mean": Exact(mean, off),
     }

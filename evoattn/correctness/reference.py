@@ -161,7 +161,8 @@ def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Exact:
-    """One exact output of one set of inputs, and how far from it an honest kernel may be.
+    """One exact output of one set of inputs, and how far from it an honest kernel may be. NaN is asked for where it is
+    NaN.
 
     flash-attention's rule: max|out − exact| ≤ 2·max|low − exact| + 2·max|(exact + 0.3 − 0.3) − exact|, where `low` is
     the same formula in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of
@@ -221,6 +222,8 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
     low = exact_attention(problem, q, k, v, torch.float8_e4m3fn if eight else dtype, others=tensors).to(dtype)
+    answer, nowhere = exact, exact.isnan()
+    exact, low = exact.masked_fill(nowhere, 0), low.masked_fill(nowhere, 0)
     rounded = exact.to(dtype)
     nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
@@ -239,21 +242,21 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
         allowed_rms = max(allowed_rms, relative * rms(exact))
     adds = double and bool(problem.alibi or problem.bias or problem.score)
     if not problem.lse and not adds:
-        return {"o": Exact(exact, allowed, allowed_rms)}
+        return {"o": Exact(answer, allowed, allowed_rms)}
     lse = exact_lse(problem, *terms.qkv(problem, tensors)[:2], tensors)
     largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
     if adds:
         allowed += TERM_ROUNDINGS * FP32_ROUNDING * largest * exact.abs().max().item()
         allowed_rms += TERM_ROUNDINGS * FP32_ROUNDING * largest * rms(exact)
     if not problem.lse:
-        return {"o": Exact(exact, allowed, allowed_rms)}
+        return {"o": Exact(answer, allowed, allowed_rms)}
     allowed_lse = LSE_ABSOLUTE + LSE_RELATIVE * largest
     if eight:
         allowed_lse += eight_bit_sums(problem.head_dim) * largest_score(problem, tensors)
     if by_columns:
         off = (exact_lse(problem, q, k.to(dtype).to(exact_dtype), tensors) - lse).nan_to_num(0)
         allowed_lse += 2 * off.abs().max().item()
-    return {"o": Exact(exact, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
+    return {"o": Exact(answer, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
 
 
 def make_case_answer(

@@ -127,6 +127,20 @@ def set_one(value):
     return lambda view, launch: view.view(-1)[7:8].fill_(value)
 
 
+@pytest.mark.parametrize("value, passes", [(float("nan"), True), (1.0, False)])
+def test_a_ladder_asks_for_nan_where_there_is_no_answer(value, passes):
+    name, problem, kind = device_cases(PROBLEM)[0]
+    case = make_case(name, problem, 3, "cpu", kind)
+    case.answer["o"].values.view(-1)[7] = float("nan")
+
+    def play(launch: Launch) -> None:
+        launch.write()
+        launch.views["o"].view(-1)[7:8].fill_(value)
+
+    results, _ = climb(Ladder([case], BACKEND.device), play)
+    assert [one.passed for one in results] == [passes]
+
+
 class InAnyOrder(FlashScalar):
     """Sums up O in any order."""
 

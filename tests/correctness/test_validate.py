@@ -110,6 +110,13 @@ def test_small_errors_everywhere_break_the_rule_for_their_mean():
     assert judge_one(few, answer)[0] == "" and "root-mean-square error" in judge_one(many, answer)[0]
 
 
+def test_what_has_no_answer_is_nan_and_nothing_else_is():
+    answer = Exact(torch.tensor([math.nan, 1.0], dtype=torch.float64), 1e-2, 1e-2)
+    assert judge_one(torch.tensor([math.nan, 1.0]), answer)[0] == ""
+    assert "1 of 2 outputs are NaN" in judge_one(torch.tensor([math.nan, math.nan]), answer)[0]
+    assert "error is nan" in judge_one(torch.tensor([1.0, 1.0]), answer)[0]
+
+
 def test_rows_that_see_no_key_have_minus_infinity_and_nothing_else_has():
     exact = torch.tensor([0.5, -math.inf], dtype=torch.float64)
     answer = {"o": Exact(torch.zeros(1), 1.0, 1.0), "lse": Exact(exact, 1e-3, logarithms=True)}

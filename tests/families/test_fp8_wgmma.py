@@ -156,6 +156,7 @@ FAULTS = [
         "multiply_add(pairs[i], scales, of_row[i % 2])",
         "multiply_add(pairs[i], scales, of_row[0])",
     ),
+    ({}, ROUNDED.replace("lse ", ""), "large_logits_two_keys", "pair = without_infinities<Wide>(pair);", ""),
     ({}, ROUNDED, "large_logits", "scale *= more, inverse *= inverse_of_power(more);", "(void)more;"),
 ]
 
@@ -184,10 +185,8 @@ def test_a_scale_that_is_no_number_is_no_answer(genes):
     tensors = proof.make_inputs(problem, 1, "cpu")
     tensors["k_scale"][:] = float("nan")
     case = Case("a scale of NaN", problem, tensors, proof.make_answer(problem, tensors, "plain", True))
-    assert (
-        "1024 of 1024 outputs are NaN"
-        in check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason
-    )
+    assert case.answer["o"].values.isnan().all()
+    assert check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason == ""
 
 
 @pytest.mark.slow

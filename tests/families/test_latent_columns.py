@@ -27,3 +27,11 @@ REFUSED_OF = [(EIGHT.with_(kv="e5m2"), {}, "of e4m3 with scales=columns, not of 
 def test_threads_that_merge_may_be_more_than_columns(problem, genes):
     few = H100.with_limits({"sm_count": 5})  # blocks share keys
     assert small_faults(built(FAMILY, problem, config(**genes), few), problem, slice(3)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edits", "right"), [((), True), ((("o.z *= factor, ", ""),), False)])
+def test_results_of_more_blocks_than_are_merged_at_once_are_rescaled(edits, right):
+    problem = NARROW.with_(head_dim=576, value_dim=512)
+    many = slice(-2, -1)  # "a row of many blocks"
+    assert (small_faults(built(FAMILY, problem, config(), H100, *edits), problem, many) == []) == right

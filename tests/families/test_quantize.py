@@ -73,6 +73,8 @@ def test_it_is_right(shape, gpu, genes):
             "quantize_rows<HEAD_DIM_V, TURNED, false>(of, v_scale_gmem",
             "quantize_rows<HEAD_DIM_V, TURNED, false>(of, scale_gmem",
         ),
+        (HEAD, "is_finite(high) ? pair | 0x7fffu", "is_finite(low) ? pair | 0x7fffu"),
+        (HEAD, "pair | 0x7fff0000u", "0x7fff7fffu"),
         (SMOOTH, "__syncthreads();\n    mean_smem = mean", "mean_smem = mean"),
         (SMOOTH, "mean[column] = x;\n    }\n    __syncthreads();", "mean[column] = x;\n    }"),
     ],

@@ -4,7 +4,7 @@ from evoattn.families.genes import Genes, gene
 from evoattn.families.latent import row_blocks
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import ELEMENT_BYTES
-from evoattn.families.work import LaunchWork, Step, merge_work, row_steps, tensor_bytes
+from evoattn.families.work import COLUMNS, LaunchWork, Step, merge_work, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 
@@ -33,6 +33,15 @@ def row_tiles(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
 
 MERGE_THREADS = 256
 """Of a block of latent_columns_merge: two take each chunk of 512 columns, as one row may be of all blocks."""
+IN_FLIGHT = 8
+"""Results that each of these loads at once (`latent_columns/merge_kernel.cuh`)."""
+
+
+def merged_at_once(value_dim: int) -> int:
+    """Results of a row that a block adds up before it rescales what it has."""
+    return IN_FLIGHT * (MERGE_THREADS * COLUMNS // value_dim)
+
+
 THREADS, CONVERTING_THREADS = 160, 512
 """A warpgroup that multiplies, and a warp that copies; of a cache of 8 bits two warpgroups behind its own that convert.
 """
