@@ -422,10 +422,10 @@ class _Maker:
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
         if "LOADED" in self.params and (tiles := merged_at_once(problem.head_dim_v) + 2) < ENOUGH_SMS:
-            keys, heads = (tiles - 1) * block_n + 5, self.block_m // self.number("QUERIES")
+            keys, rows = (tiles - 1) * block_n + 5, self.block_m // self.number("QUERIES")
             if self.sees_all_alone(keys):
                 shared = self.one.with_(
-                    heads=heads, seqlen_k=keys, seqlen_q=1, seqused=problem.seqused and f"{keys}:{keys}"
+                    heads=rows, seqlen_k=keys, seqlen_q=1, seqused=problem.seqused and f"{keys}:{keys}"
                 )
                 cases.append(SmallCase("a row of many blocks", shared, "late_huge_key"))
         return cases
