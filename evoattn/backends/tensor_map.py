@@ -8,6 +8,7 @@ from functools import cache
 from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import TensorMap
+from evoattn.model.remembered import remember
 
 BYTES, ALIGNMENT = 128, 64
 # Enumerators of cuda.h: CUtensorMapSwizzle, CUtensorMapL2promotion.
@@ -58,7 +59,6 @@ class _Arguments:
 
 _KEPT: dict[int, _Arguments] = {}
 """By place in host memory."""
-MOST_KEPT = 1024
 
 
 def encode_at(destination: int, tensor_map: TensorMap, address: int) -> None:
@@ -73,9 +73,7 @@ def encode_at(destination: int, tensor_map: TensorMap, address: int) -> None:
         or kept.dtype != tensor_map.dtype
         or kept.swizzle_bytes != tensor_map.swizzle_bytes
     ):
-        if len(_KEPT) >= MOST_KEPT:
-            _KEPT.clear()
-        kept = _KEPT[destination] = _Arguments(destination, tensor_map)
+        kept = remember(_KEPT, destination, _Arguments(destination, tensor_map))
     kept.address.value, kept.shape[:] = address, list(tensor_map.shape)
     status = _encoder()(*kept.all)
     if status:

@@ -31,6 +31,7 @@ from evoattn.model import forks
 from evoattn.model.mask import Band
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate
+from evoattn.model.remembered import remember
 from evoattn.model.score import Table, Tree, depends_on, parse_predicate, parse_tables
 from evoattn.model.score_lines import Bounds
 from evoattn.model.space import KernelConfig
@@ -64,7 +65,6 @@ _loaded: dict[tuple[str, int], LoadedKernel | None] = {}
 """By source and device; None for a kernel that is of no use."""
 _sources: dict[tuple[str, str], tuple[str, tuple[Table, ...]]] = {}
 """By predicate and tables."""
-MOST_SOURCES = 1024
 _lock = forks.Lock()
 
 
@@ -167,7 +167,6 @@ FINER, MOST_FINER = 64, 1 << 20
 """Rows and keys of the blocks of small tiles, and how many of these a head may have at most."""
 CLEARLY = 0.97
 """Of the time over larger blocks: finer ones are made by two launches more."""
-MOST_WORTH = 1024
 _finer: dict[Hashable, bool] = {}
 """Whether masks of a kind and of such counts are better with finer blocks."""
 
@@ -194,9 +193,7 @@ def finer(mask: BlockMask, kind: Hashable, us_of: Callable[[BlockMask], float]) 
     if made is mask or made.mask_mod is not mask.mask_mod:
         return mask
     if better is None:
-        if len(_finer) >= MOST_WORTH:
-            _finer.clear()
-        better = _finer[kind] = us_of(made) < CLEARLY * us_of(mask)
+        better = remember(_finer, kind, us_of(made) < CLEARLY * us_of(mask))
     if not better:
         return mask
     counted(made)  # waits, so that a thread that finds these lists, with another stream, reads them filled
@@ -229,7 +226,6 @@ def likely(text: str, blocks: int) -> str:
 
 _read: dict[tuple[Any, ...], str] = {}
 """Texts of masks that were unread."""
-MOST_READ = 1024
 MOST_ON_CPU = 1 << 18
 """Entries of lists that are compared with a band on the CPU."""
 
@@ -243,9 +239,7 @@ def told(text: str, lists: tuple[Tensor | None, ...]) -> str:
     if (found := _read.get(key)) is None:
         if counts.is_cuda and torch.cuda.is_current_stream_capturing():
             return likely(text, indices.shape[-1])
-        if len(_read) >= MOST_READ:
-            _read.clear()
-        found = _read[key] = text.replace(UNREAD, _counts(counts, full))
+        found = remember(_read, key, text.replace(UNREAD, _counts(counts, full)))
     return found
 
 
@@ -390,9 +384,7 @@ def _printed(predicate: str, given: dict[str, Tensor]) -> tuple[str, tuple[Table
         tables = parse_tables(described) if described else ()
         printed = mask_blocks.source(shown, tables), tables
         with _lock:
-            if len(_sources) >= MOST_SOURCES:
-                _sources.clear()
-            _sources[known] = printed
+            remember(_sources, known, printed)
     return printed
 
 
@@ -542,9 +534,7 @@ def mask_of_scores(
         counts = "" if made is None else counted(made).counts
         partial, full, _ = map(int, (counts or "0/0/0").split("/"))
         counts = counts if partial + full <= MOST_SHARE * shape.blocks[1] else ""
-        if len(_worth) >= MOST_WORTH:
-            _worth.clear()
-        _worth[kind] = counts
+        remember(_worth, kind, counts)
     if made is None or not counts:
         return None
     known = kept(made)

@@ -29,6 +29,7 @@ from evoattn.families.mask_blocks import MaskShape
 from evoattn.model import forks
 from evoattn.model.blocks import Blocks
 from evoattn.model.mask import Band
+from evoattn.model.remembered import MOST, remember
 from evoattn.model.score import LARGEST_INT, SCORE, Name, parse_predicate, parse_score, text_of
 from evoattn.model.score_lines import Bias, Bounds, Slopes, added_of, band_of, hiding_of, masking_of, softcap_of
 from evoattn.ops import block_masks, mods
@@ -44,7 +45,6 @@ from evoattn.portfolio.pick import canonical
 
 TORCH = torch_flex.flex_attention
 """Torch's own function, whatever `flex` puts in its place."""
-MOST_TRACED = 1024
 MOST_VALUES = 2
 """Of captured numbers that become constants."""
 MAX_SCORES = "the largest scores are wanted, which kernels do not give"
@@ -107,7 +107,8 @@ def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple
         found = _traced(both, key, captured)
         may_change = family != key and isinstance(_traced(general, family, inner), Said)
         if may_change and isinstance(found, Said) and not found.is_named:
-            found, _values[family] = replace(found, folds=True), _values.get(family, 0) + 1
+            found = replace(found, folds=True)
+            remember(_values, family, _values.get(family, 0) + 1)
             if key in _known:  # else it has a tensor that the key does not know
                 _known[key] = found
     if found is None:
@@ -142,10 +143,7 @@ def _traced(both: Mods, key: Hashable | None, captured: list[Tensor]) -> Said | 
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0].rstrip('.')}"
     if key is not None and before == len(captured):
         with _lock:
-            for kept in (_known, _values):
-                if len(kept) >= MOST_TRACED:
-                    kept.clear()
-            _known[key] = found or reason
+            remember(_known, key, found or reason)
     return found or reason
 
 
@@ -194,7 +192,7 @@ def _of_number(number: int, device: torch.device) -> Tensor:
         return torch.full((1,), number, dtype=torch.int32, device=device)
     with torch.inference_mode(False):
         made = torch.tensor([number], dtype=torch.int32, device=device)
-    return _numbers.setdefault((number, device), made) if len(_numbers) < MOST_TRACED else made
+    return _numbers.setdefault((number, device), made) if len(_numbers) < MOST else made
 
 
 def calls(

@@ -22,6 +22,7 @@ from evoattn.model import collector, forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.remembered import remember
 from evoattn.model.scales import ANSWERED
 from evoattn.ops import gradients, torch_answer
 from evoattn.ops.arguments import STARTS_Q, Given, one_has_gradients
@@ -436,11 +437,8 @@ class Runtime:
             if isinstance(choice, Choice) and (choice.estimated or choice.rivals):
                 plan, keeps = self._by_race(choice, call, partial(in_turn, call))
                 if not keeps:
-                    if len(self._unraced) >= PLANS_KEPT:
-                        self._unraced = {}
                     assert isinstance(plan, Refusal)
-                    self._unraced[known] = plan
-                    return plan
+                    return remember(self._unraced, known, plan, PLANS_KEPT)
             else:
                 plan = self._prepared(choice, call)
             if plan.__class__ is Refusal and plan.reason is COLD:

@@ -24,6 +24,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import FILE, SEARCH_SPACES, calibrations_folder
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.remembered import remember
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.kernels import Genes
 
@@ -374,12 +375,12 @@ class ClimbCache:
         if found is None and kept and (row := kept.get(key)):
             (config, *rivals), score, gain, asked = row
             found = Climbed(KernelConfig(*config), score, gain, asked, tuple(KernelConfig(*one) for one in rivals))
-            self._remember(key, found)
+            remember(self._memory, key, found, MOST_KEPT)
         return found
 
     def add(self, key: Key, climbed: Climbed) -> None:
         """Keep what a climb came to, on disk too if that can be written."""
-        self._remember(key, climbed)
+        remember(self._memory, key, climbed, MOST_KEPT)
         if kept := self._lines():
             configs = [[one.family, one.params] for one in (climbed.config, *climbed.rivals)]
             kept.add(key, [configs, climbed.score, climbed.gain, climbed.asked])
@@ -394,8 +395,3 @@ class ClimbCache:
             self._kept = appended.Lines(path)
             mark_used(path)
         return self._kept
-
-    def _remember(self, key: Key, found: Climbed) -> None:
-        if len(self._memory) >= MOST_KEPT:
-            self._memory.clear()
-        self._memory[key] = found

@@ -22,6 +22,7 @@ from evoattn.families.mask_blocks import LISTS, STATES, MaskShape, launches
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import Band
 from evoattn.model.records import CompiledKernel
+from evoattn.model.remembered import MOST
 from evoattn.ops import block_masks, flex
 from evoattn.ops.runtime import current
 from tests.support.compiles import NOT_KNOWN, ptx_kept
@@ -359,17 +360,16 @@ def test_scores_that_hide_keys_have_lists_where_they_are_many(on_interpreter, mo
 
 
 def test_what_is_kept_of_masks_and_functions_has_a_limit(monkeypatch):
-    """Of each kind as many as its number says."""
-    kept = {"_sources": "MOST_SOURCES", "_read": "MOST_READ"}
-    for name, most in kept.items():
-        monkeypatch.setattr(block_masks, name, {})
-        monkeypatch.setattr(block_masks, most, 2)
+    """One text of expressions or one unread mask after the other is kept as `remember` keeps it."""
+    kept = "_sources", "_read"
+    for name in kept:
+        monkeypatch.setattr(block_masks, name, dict.fromkeys(range(MOST - 1)))
     counts, sizes = torch.ones(1, 1, 1), []
-    for length in range(1, 6):
+    for length in range(1, 4):
         block_masks._printed(f"k<{length}", {})
         block_masks.told(f"{length}:{block_masks.UNREAD}", (counts, counts, counts, None))
         sizes.append([len(getattr(block_masks, name)) for name in kept])
-    assert sizes == [[1, 1], [2, 2], [1, 1], [2, 2], [1, 1]]
+    assert sizes == [[MOST] * 2, [1] * 2, [2] * 2]
 
 
 def test_launches_have_room_for_so_many_heads_and_blocks():
