@@ -41,6 +41,7 @@ def _environment(templates: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        auto_reload=False,  # else each rendering asks the disk when each of its files was changed
     )
 
 

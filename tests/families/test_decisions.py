@@ -10,6 +10,8 @@ from tests.families.decisions import LEAST, decided, faults_of, rows, setting
 from tests.support.compiles import ptx_kept
 
 ROWS = rows()
+NOTHING_TO_ASSERT = {"append_kv", "backward_scalar", "flash_scalar", "merge_parts", "quantize"}
+"""Families whose CUDA does not count its shared memory; accesses behind its end show on the interpreter."""
 PLANTED = [(row, key) for row in ROWS for key in row["faults"]]
 
 
@@ -28,11 +30,13 @@ def test_what_is_decided_of_a_kernel_stays(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - NOTHING_TO_ASSERT))
 def test_shared_memory_of_python_is_that_of_cuda(family):
-    """The kernels' static_assert; the kernel behind it, and what follows, is left out."""
-    for row in [row for row in ROWS if row["family"] == family][::2]:
+    """The kernels' static_assert; the kernel behind it, and what follows, is left out. Kernels of the rows between are
+    compiled below."""
+    for row in [row for row in ROWS if row["family"] == family][1::3]:
         before, asserts, behind = setting(row).source.partition("disagree")
+        assert asserts, row["params"]
         ptx_kept(before + asserts + behind.partition('extern "C" __global__')[0], GPUS[row["gpu"]].arch)
 
 
