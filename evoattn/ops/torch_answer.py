@@ -62,9 +62,13 @@ def sdpa(
     Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
     formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
     addresses: its kernels load 16 bytes at once without a look at where tensors begin
-    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device."""
+    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device. A float32
+    mask beside float64 is made float64: torch's kernel for CPUs reads it in other steps than it lies, and answers wrong
+    (2.11 and 2.13)."""
     refuse("it was left to torch")
     tensors = query, key, value
+    if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.float32 and query.dtype == torch.float64:
+        attn_mask = attn_mask.double()
     if not _is_watched() and all(map(_is_plain, tensors)):
         unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
         if unfit and query.device == key.device == value.device:

@@ -219,6 +219,15 @@ def test_a_log_sum_exp_has_the_heads_of_the_answer():
     assert answer.shape[:3] == lse.shape == (2, 4, 0)
 
 
+@pytest.mark.parametrize("word", ["bias", "attn_mask"])
+def test_a_float32_mask_beside_float64_is_read_as_it_lies(word):
+    """SDPA itself answers wrong by more than 0.5."""
+    query, key, value = torch.randn(3, 1, 2, 5, 16, dtype=torch.float64).unbind()
+    key, value, mask = key.repeat(1, 1, 4, 1), value.repeat(1, 1, 4, 1), torch.randn(5, 20)
+    answer, right = (evoattn.attention(query, key, value, **{word: one}) for one in (mask, mask.double()))
+    assert torch.equal(answer, right)
+
+
 def test_doubles_are_not_rounded_on_the_way():
     query, key, value = (torch.randn(1, 2, 5, 8, dtype=torch.float64) for _ in range(3))
     answer = evoattn.attention(query, key, value, softcap=3.0)
