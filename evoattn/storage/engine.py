@@ -75,7 +75,7 @@ def without_password(text: str) -> str:
     if url.password is None:
         return text
     bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    return bare.render_as_string()
+    return bare.render_as_string(hide_password=False)  # nothing is left to hide
 
 
 def sqlite_path(url: URL) -> Path:
@@ -202,6 +202,11 @@ def migrate(connection: Connection, current: str | None, where: str, migrations:
     config = Config()
     config.set_main_option("script_location", str(migrations.folder))
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if current is not None and current < min(known):
+        raise StorageError(
+            f"The database {where} is of an evoattn before the first release (its tables are at {current}), which no "
+            "evoattn reads any more; choose another one with --db, and search again."
+        )
     if current is not None and current not in known:
         raise StorageError(
             f"The database {where} was written by another version of evoattn (its tables are at {current}, "

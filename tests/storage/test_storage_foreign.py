@@ -68,6 +68,13 @@ def test_another_versions_database_is_refused(storage, path):
     assert "another version of evoattn (its tables are at 9999, this one's at" in refusal(path)
 
 
+def test_a_database_from_before_the_first_release_is_refused_with_what_to_do(storage, path):
+    storage.close()
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
+    assert "before the first release (its tables are at 0003)" in refusal(path)
+
+
 def test_tables_that_are_newer_than_the_version_named_are_refused_in_words(storage, path):
     storage.close()
     with sqlite3.connect(path) as plain:
@@ -105,7 +112,6 @@ def test_a_data_folder_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     said = refusal(data_folder() / "a.sqlite")
     assert "for the database cannot be made" in said and "--db or EVOATTN_DB" in said
-    Storage.open(str(tmp_path / "elsewhere.sqlite")).close()  # which needs no such folder
 
 
 def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):
