@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,15 @@ from evoattn.backends.platform import Platform
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops.choice import Choice
+from evoattn.portfolio.pick import of_its_code
 
 if TYPE_CHECKING:
     from evoattn.correctness.cases import Case
 
-CASES = ("ragged", "ragged, strided, Sq > Sk")
+CASES = (
+    *("ragged", "ragged, strided", "ragged, strided, Sq > Sk"),
+    *("new keys, the first ones", "new keys, strided"),
+)
 """Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
 SEED = 20
 
@@ -104,7 +109,7 @@ def _cases_of(problem: AttentionProblem) -> list[Case]:
 def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform, cases: Sequence[Case]) -> str:
     """Empty if the kernel answers right on this machine, else one sentence.
 
-    `cases_of` it, over poisoned outputs between guard bands, judged by flash-attention's rule
+    `cases_of` it, with and without splits, over poisoned outputs between guard bands, judged by flash-attention's rule
     (`correctness.reference.Answer`); the last is run twice and compared bit for bit. A kernel that loses the device's
     context is not right either. Waits for the device.
 
@@ -114,12 +119,12 @@ def prove(choice: Choice, cubin: Cubin, kernel: LoadedKernel, platform: Platform
     from evoattn.families.built import BuiltKernel
     from evoattn.model.records import CompiledKernel, CompileInfo
 
-    backend = KernelBackend(kernel, platform)
-    built = BuiltKernel(choice.family, choice.config, choice.gpu, CompiledKernel(cubin.code, "", CompileInfo()))
+    backend, code = KernelBackend(kernel, platform), CompiledKernel(cubin.code, "", CompileInfo())
+    ways = [BuiltKernel(choice.family, config, choice.gpu, code) for config in of_its_code(choice.config)]
     platform.synchronize(kernel.index)  # a fault in what was enqueued before is not this kernel's
     try:
         with _apart():
-            for case in cases:
+            for case, built in product(cases, ways):
                 result = check(backend, built, case, repeat=case is cases[-1])
                 if not result.passed:
                     return result.reason

@@ -30,8 +30,9 @@ Picker = Callable[[AttentionProblem, GpuSpec], Pick | None]
 Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Pick]]
 
 KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str, str, str, bool]
-"""Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture, operation, which gradients
-of terms, and whether these are deterministic: what one compiled kernel serves (see `Family`)."""
+"""Family, config without the splits that launches make, head_dim of Q and of V, dtype, mask, log-sum-exp, variants,
+architecture, operation, which gradients of terms, and whether these are deterministic: what one compiled kernel serves
+(see `Family`)."""
 
 
 class Refusal:
@@ -77,7 +78,7 @@ class Choice:
         what = p.op, p.grads, p.deterministic
         return (
             self.family.name,
-            self.config.id,
+            whole(self.config).id,
             *dims,
             p.dtype,
             p.mask,

@@ -192,7 +192,7 @@ def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: i
     last: object = None
     for problem in problems:
         choice = runtime.choose(strided(problem), gpu, True, index) if gpu else Refusal("unknown GPU")
-        kernel = choice.reason if isinstance(choice, Refusal) else choice.key
+        kernel = choice.reason if isinstance(choice, Refusal) else (choice.key, choice.config.id)
         if kernel == last:
             continue
         last = kernel

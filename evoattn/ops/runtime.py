@@ -287,6 +287,9 @@ class Runtime:
                 return plan if plan.reason is COLD else Refusal(f"{GRADIENTS}, and {plan.reason}")
             plans.append(plan)
         forward, backward = plans
+        raceable = self.choice(replace(call, return_lse=True), contends=True)
+        if isinstance(raceable, Choice) and raceable.rivals and self._race is not None and self.platform is not None:
+            self._race.leave(raceable, self.platform.identity(call.query.get_device()))  # else these bits would change
         return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call), races)
 
     def planned(self, known: Known, index: int, problem: Callable[[], StridedProblem | str]) -> OperationPlan | None:

@@ -99,6 +99,7 @@ def forget() -> None:
     correction.forget()
     list_for.cache_clear()
     _kept.cache_clear()
+    _genes_of.cache_clear()
     IN_MEMORY.forget()
 
 
@@ -223,6 +224,15 @@ def _of_another_card(
 def _splits_at_launch(config: KernelConfig) -> bool:
     """Whether the number of splits is an argument of the launch, so that one compiled kernel serves all."""
     return SPLITS in config.params and config.params.get("MERGE") != "cluster"
+
+
+def of_its_code(config: KernelConfig) -> list[KernelConfig]:
+    """Configs that launch all that its machine code has: with the most splits and with none, if their number is an
+    argument of the launch, else the config itself."""
+    if not _splits_at_launch(config):
+        return [config]
+    most = _numbers_of_splits(config.family)[-1]
+    return [KernelConfig(config.family, config.params | {SPLITS: splits}) for splits in (most, 1)]
 
 
 @cache

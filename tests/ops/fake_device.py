@@ -53,7 +53,7 @@ def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
     checked again, as on a real machine: the check takes longer than the test."""
     variants = [name for name in problem.variants if name in (*COMPILED, "appended")]
     constants = dict(family=family.name, dtype=problem.dtype, mask=problem.mask, head_dim=problem.head_dim)
-    constants |= dict(head_dim_v=problem.head_dim_v, lse=problem.lse, variants=variants, config=config.id)
+    constants |= dict(head_dim_v=problem.head_dim_v, lse=problem.lse, variants=variants, config=pick.whole(config).id)
     if problem.score or problem.blocks:
         constants |= dict(score=problem.score, tables=problem.tables, predicate=problem.predicate)
         variants += ["blocks"] * bool(problem.blocks)
@@ -282,12 +282,20 @@ SPLIT_KV += [ctypes.c_int32] * 4 + [ctypes.c_uint64] * 3
 
 
 class CacheDevice(FakeDevice):
-    """Computes what the arguments of a launch of split_kv say of keys in use and pages."""
+    """Computes what the arguments of a launch of split_kv say of keys in use and pages; what merges splits finds the
+    answer there, and adds `merge_error` to its first number."""
+
+    merge_error: float = 0.0
 
     def launch(self, config, function, arguments, _):
         if self.status:
             return self.status
         kernel, name = self._functions[(function.value or 0) - 1]
+        if name == "split_kv_merge":
+            (o,) = (ctypes.c_void_p * 1).from_address(arguments.value)
+            tensor_at(ctypes.c_uint64.from_address(o).value, (1,), (1,), TORCH[kernel["dtype"]]).add_(self.merge_error)
+            self.launches.append(name)
+            return 0
         values = values_of(kernel, SPLIT_KV, arguments.value)
         heads, kv_heads, seqlen_q, seqlen_k = values[4:8]
         batch, dtype, dim = LaunchConfig.from_address(config.value).grid_z, TORCH[kernel["dtype"]], kernel["head_dim"]
@@ -312,6 +320,8 @@ class CacheDevice(FakeDevice):
                 cache = tensor_at(at, lying, strides[which], dtype).transpose(1, 2)
                 for b, i in itertools.product(range(batch), range(seqlen_q)):
                     key = lengths[b] + i
+                    if key < 0:
+                        continue
                     row = (rows[b, key >> page_bits], key & ((1 << page_bits) - 1)) if table else (b, key)
                     cache[row] = new[b, :, i]
             lengths = [count + seqlen_q for count in lengths]

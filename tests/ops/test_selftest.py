@@ -6,15 +6,36 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import evoattn
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.backends.cubins import Cubin
+from evoattn.backends.cubins import Cubin, recipe_of
 from evoattn.backends.platform import CudaPlatform, error_of
+from evoattn.families import registry
+from evoattn.families.registry import load_space
+from evoattn.model.gpu import GPUS
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.ops.attention import attention
-from evoattn.ops.check import record_check, recorded_check
-from evoattn.ops.runtime import current
+from evoattn.ops.call import strided
+from evoattn.ops.check import cases_of, record_check, recorded_check
+from evoattn.ops.choice import Choice, Race
+from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
-from tests.ops.fake_device import BUILT, fake_runtime, near, reference, tensors
+from evoattn.portfolio.pick import of_its_code
+from evoattn.portfolio.wins import Races
+from tests.ops.fake_clock import FakeClock
+from tests.ops.fake_device import (
+    BUILT,
+    CONFIG,
+    CacheDevice,
+    Pick,
+    build,
+    fake_runtime,
+    near,
+    reference,
+    split_kv_pick,
+    tensors,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +106,62 @@ def test_a_kernel_that_goes_wrong_in_its_check_is_never_used_on_this_machine(dev
     with current.use(fake_runtime(device, tmp_path)), pytest.warns(RuntimeWarning, match=f"fake error {status}; it is"):
         attention(*tensors(), enable_gqa=True)
     assert not device.launches
+
+
+def test_a_check_runs_what_a_launch_with_splits_adds(tmp_path):
+    """The record counts for all numbers of splits, of which a race may have others."""
+    device, (q, k, v) = CacheDevice(), tensors()
+    device.merge_error = 0.05
+    warns = pytest.warns(RuntimeWarning, match="failed its check on this machine: .*largest error")
+    with current.use(fake_runtime(device, tmp_path, split_kv_pick)), warns:
+        attention(q, k, v, enable_gqa=True, seqused_k=torch.tensor([45, 3], dtype=torch.int32))
+
+
+def test_rivals_of_the_pick_s_code_are_compiled_and_checked_with_it(tmp_path):
+    """Though nothing was written to the folder that keeps kernels."""
+    device, clock, built = CacheDevice(), FakeClock(), []
+    clock.time_us = lambda run, count: run() or 10.0
+    pick = KernelConfig("split_kv", CONFIG)
+    others = tuple(KernelConfig("split_kv", CONFIG | {"SPLITS": splits}) for splits in (2, 3))
+
+    def counted(*recipe):
+        built.append(recipe)
+        return build(*recipe)
+
+    race = Race(Races(tmp_path / "races.jsonl"), clock, 1)
+    runtime = Runtime(device, lambda *of: Pick("split_kv", pick, rivals=others), tmp_path / "op", counted, race=race)
+    q, k, v = tensors()
+    with current.use(runtime):
+        evoattn.attention(q, k, v, enable_gqa=True, seqused_k=torch.tensor([45, 3], dtype=torch.int32), strict=True)
+    assert len(built) == device.loads == 1 and "split_kv_merge" in device.launches
+
+
+FEW = "B=2,H=8,Hkv=2,Sq=1,Sk=4096,D=128"
+LATENT = "B=2,H=16,Hkv=1,Sq=1,Sk=4096,D=576,value_dim=512,shared_kv=1"
+
+
+@pytest.mark.parametrize(
+    ("shape", "family", "cases"),
+    [
+        (FEW, "split_kv", 2),
+        (f"{FEW},seqused=0:4096,page=16,window=1000:0,mask=causal_lower_right", "split_kv", 2),
+        (f"{FEW},seqused=0:4096,page=256,appended=1", "split_kv", 2),
+        (f"{LATENT},seqused=0:4096,page=64", "latent_wgmma", 2),
+        (f"{FEW},op=backward", "backward_wgmma", 2),
+        ("B=2,H=8,S=4096,D=128,op=quantize,kv=e4m3,scales=head", "quantize", 2),
+        ("B=1,H=8,Sq=512,Sk=4,D=128,op=merge", "merge_parts", 2),
+        (f"{FEW},op=append_halves,seqused=0:4096", "append_kv", 2),
+    ],
+)
+def test_every_operation_has_cases_and_splits_are_some_of_them(shape, family, cases):
+    problem, gpu, family = strided(parse_shape(shape)), GPUS["h200"], registry.lookup(family)
+    configs = [c for c in load_space(family.name, gpu).starting_configs() if not family.why_impossible(problem, c, gpu)]
+    for config in configs:
+        ways, found = of_its_code(config), cases_of(Choice(family, config, problem, gpu, ""))
+        assert len(found) == cases and len({recipe_of(family, problem, one, gpu) for one in ways}) == 1
+        scratch = {bool(family.workspace(case.problem, one, gpu)) for case in found for one in ways}
+        assert len(ways) == 1 or scratch == {True, False}, config.describe()
+    assert configs
 
 
 def test_a_fault_before_a_check_is_not_held_against_the_kernel(device, tmp_path):
