@@ -52,14 +52,14 @@ class BlockMask:
     """Queries of a block."""
     keys: int
     """Keys of a block."""
-    documents: tuple[int, ...] = ()
+    documents: tuple[int, ...]
     """Keys of each, by turns; none where there are `counts`."""
-    counts: tuple[int, int, int] = (0, 0, 0)
+    counts: tuple[int, int, int]
     """Blocks that a block of rows sees: PARTIAL and FULL ones in the mean, and the most of both."""
-    by_batch: bool = False
-    by_head: bool = False
-    mixed: bool = False
-    room: int = 0
+    by_batch: bool
+    by_head: bool
+    mixed: bool
+    room: int
     """Blocks of a list of which bits are kept, at most; 0: as many as memory allows."""
 
     def starts(self, batch: int, positions: int) -> list[int]:

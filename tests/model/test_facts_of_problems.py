@@ -30,6 +30,7 @@ SHAPES = [
     "B=2,H=2,S=640,D=64,mask=causal,blocks=h:64x64:1/3/7,predicate=(t[b,q]!=t[b,k])|(q-k<99),tables=t:int32:2x640",
     "B=2,H=2,S=1000,D=64,blocks=128x64:300+700",
     "B=1,H=2,Sq=500,Sk=600,D=64,blocks=bh:128x128:70+200:mixed",
+    "B=1,H=2,S=640,D=64,blocks=h:16x16:70+200:mixed",
     "B=2,H=2,Sq=8,Sk=300,D=128,kv=e4m3,mask=causal",
     "B=2,H=2,Sq=8,Sk=300,D=128,kv=int8,scales=head,mask=causal",
     "B=1,H=2,S=256,D=128,dtype=e4m3,scales=head,turned=1",
@@ -83,6 +84,8 @@ REFUSED = {
         "dtype=bf16,kv=fp16", "dtype=bf16,kv=e4m3,scales=row", "dtype=bf16,scales=head", "dtype=fp32,kv=int8",
         "dtype=bf16,kv=e4m3,op=backward", "dtype=bf16,kv=e4m3,turned=1", "dtype=e4m3,seqused=1:64,turned=1",
         "dtype=e4m3,seqused=1:64,scales=block", "dtype=bf16,kv=e4m3,scales=block", "dtype=bf16,op=merge,turned=1",
+        "op=turn,dtype=e4m3", "op=turn,turned=1", "op=turn,dtype=e4m3,turned=1,scales=head",
+        "op=turn,dtype=e4m3,turned=1,kv=int8", "op=turn,dtype=e4m3,turned=1,Dv=32", "op=quantize,Dv=32",
     ],
     "": [
         "", "B=1", "B=1,H=16,S=1024", "B=1,H=16,S=1024,D=63", "B=0,H=1,S=4,D=64", "B=1,H=1,S=-4,D=64",

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 ANSWERS = "tests/correctness/test_facts_of_answers.py"
 """Digests of the inputs and answers of checks."""
-DECISIONS = "tests/families/test_decisions.py"
-"""Digests of what is decided of kernels: it notices most faults of what makes them, in seconds."""
+DECISIONS = "tests/families/test_decisions.py", "tests/families/test_facts_of_families.py"
+"""Digests of what is decided of kernels: they notice most faults of what makes them, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ ROOMS = {
             "evoattn/correctness/interpreter_cases.py",
         ),
         (
-            *(DECISIONS, ANSWERS),
+            *(*DECISIONS, ANSWERS),
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",
             "tests/cheats/test_timed_path.py",
@@ -53,12 +53,12 @@ ROOMS = {
     "portfolio": Room(("evoattn/portfolio/*.py",), ("tests/portfolio",)),
     "integrations": Room(("evoattn/integrations/*.py",), ("tests/integrations",)),
     "timing": Room(("evoattn/timing/*.py",), ("tests/timing", "tests/cheats")),
-    "cost": Room(("evoattn/cost/*.py",), (DECISIONS, "tests/cost")),
-    "model": Room(("evoattn/model/*.py",), (DECISIONS, "tests/model")),
+    "cost": Room(("evoattn/cost/*.py",), (*DECISIONS, "tests/cost")),
+    "model": Room(("evoattn/model/*.py",), (*DECISIONS, "tests/model")),
     "export": Room(("evoattn/export/*.py",), ("tests/export",)),
     "engine": Room(("evoattn/engine/*.py",), ("tests/search", "tests/portfolio")),
     "peers": Room(("evoattn/peers/*.py",), ("tests/peers",)),
-    "families": Room(("evoattn/families/*.py", "evoattn/families/*/*.py"), (DECISIONS, "tests/families")),
+    "families": Room(("evoattn/families/*.py", "evoattn/families/*/*.py"), (*DECISIONS, "tests/families")),
     "fleet": Room(("evoattn/fleet/*.py",), ("tests/fleet", "tests/search/test_several_boards.py")),
     "report": Room(
         (
@@ -75,7 +75,7 @@ ROOMS = {
             *("evoattn/*/block_list.py", "evoattn/families/mask_blocks.py", "evoattn/integrations/listed_mask.py"),
         ),
         (
-            *(DECISIONS, ANSWERS),
+            *(*DECISIONS, ANSWERS),
             *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
             *("tests/model/test_facts_of_expressions.py", "tests/ops/test_facts_of_calls.py"),
@@ -99,7 +99,7 @@ ROOMS = {
             "evoattn/families/backward_*/*.py",
         ),
         (
-            *(DECISIONS, ANSWERS),
+            *(*DECISIONS, ANSWERS),
             *("tests/ops/test_training*.py", "tests/ops/test_choice.py", "tests/ops/test_flex_gradients.py"),
             *(
                 "tests/correctness/test_gradients.py",
@@ -118,7 +118,7 @@ ROOMS = {
             *("evoattn/integrations/flash_attn/*.py", "evoattn/ops/beside.py"),
         ),
         (
-            DECISIONS,
+            *DECISIONS,
             *(f"tests/ops/test_{name}.py" for name in ("beside", "mixed", "growing", "varlen", "attention")),
             *("tests/families/test_append_kv.py", "tests/families/test_merge_parts.py", "tests/operation"),
             *(f"tests/integrations/test_{name}.py" for name in ("vllm", "sglang", "static_cache", "flash_attn_*")),
@@ -133,7 +133,7 @@ ROOMS = {
             "evoattn/integrations/flash_attn/eight_bits.py",
         ),
         (
-            DECISIONS,
+            *DECISIONS,
             *("tests/*/test_eight_bits.py", "tests/ops/test_attention_fp8.py", "tests/*/test_quantize.py"),
             *("tests/ops/test_beside.py", "tests/ops/test_beside.py", "tests/ops/test_facts_of_calls.py"),
             *("tests/families/test_fp8_wgmma.py", "tests/families/test_eight_bit_cache.py", "tests/correctness"),

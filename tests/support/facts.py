@@ -29,6 +29,7 @@ TOPICS = {
     "records": "tests.storage.test_facts_of_records",
     "searching": "tests.search.test_facts_of_searches",
     "finals": "tests.timing.test_facts_of_finals",
+    "families": "tests.families.test_facts_of_families",
 }
 DIGITS = 5
 """Of the significant ones of a number: another order of sums is no other fact."""
