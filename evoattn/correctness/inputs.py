@@ -129,7 +129,8 @@ def _first_dimension(values: torch.Tensor, name: str) -> None:
     or of 16 in 32 for eight the other way than for the next eight. Heads, or queries whose rows are heads, take turns;
     the keys of every other batch are the other way round."""
     batches, heads, rows, dim = values.shape
-    batch, head, row = torch.meshgrid(*map(torch.arange, (batches, heads, rows)), indexing="ij")
+    places = (torch.arange(count, device=values.device) for count in (batches, heads, rows))
+    batch, head, row = torch.meshgrid(*places, indexing="ij")
     if name == "k":
         for key, height in ((2, 36.0), (rows - 3, -36.0)):
             values[:, :, key] *= 12
@@ -139,7 +140,7 @@ def _first_dimension(values: torch.Tensor, name: str) -> None:
     by_turns = (batch + (0 if heads_are_rows else head)) % 2 == 0
     index = head if heads_are_rows else row
     sign = 1 - 2 * torch.where(by_turns, index // 8 % 2, row % 2 if heads_are_rows else 1)
-    decided = (~by_turns | (index // 16 % 2 == 0)).to(values.device)
+    decided = ~by_turns | (index // 16 % 2 == 0)
     values[..., 0] = torch.where(decided, (sign * 300 * math.sqrt(dim)).to(values), values[..., 0])
 
 

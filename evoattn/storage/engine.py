@@ -75,7 +75,7 @@ def without_password(text: str) -> str:
     if url.password is None:
         return text
     bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    return bare.render_as_string(hide_password=False)  # nothing is left to hide
+    return bare.render_as_string()
 
 
 def sqlite_path(url: URL) -> Path:

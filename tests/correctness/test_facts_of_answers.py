@@ -2,8 +2,9 @@
 each variant, of all kinds. How far an answer may be off stays where that comes of no product in 16 bits, which
 processors round otherwise."""
 
+import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -12,8 +13,11 @@ import torch
 from evoattn.correctness import backward, cases, inputs
 from evoattn.correctness.cases import proof_of
 from evoattn.correctness.gradients import exact_gradients
+from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.model.mask import MASKS
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
 from tests.support.facts import answer, changed
 
 PLAIN = [
@@ -53,7 +57,11 @@ BACKWARD = [
     *("B=2,H=2,Sq=4,Sk=8,D=16,varlen=1:4/1:8,layout=bshd,op=backward", "B=1,H=2,Sq=5,Sk=7,D=16,softcap=3,op=backward"),
 ]
 OTHERS = [
-    *("B=2,H=3,Sq=5,Sk=4,D=16,op=merge", "B=2,H=3,Sq=5,Sk=4,D=16,op=merge_narrow,layout=bshd"),
+    *(
+        "B=2,H=3,Sq=5,Sk=1,D=16,op=merge",
+        "B=2,H=3,Sq=5,Sk=4,D=16,op=merge",
+        "B=2,H=3,Sq=5,Sk=4,D=16,op=merge_narrow,layout=bshd",
+    ),
     *(
         "B=2,H=2,S=40,D=16,op=quantize,kv=e4m3,scales=head",
         "B=2,H=4/2,S=40,D=16,op=quantize,kv=int8,scales=token,layout=bshd",
@@ -67,12 +75,30 @@ OTHERS = [
 ]
 APPENDED = "B=3,H=4/2,Sq=3,Sk=70,D=16,dtype=bf16,mask=causal_lower_right,seqused=0:70,appended=1"
 
+TILES = [
+    *({"BLOCK_M": 16, "BLOCK_N": 16}, {"BLOCK_M": 64, "BLOCK_N": 32, "STAGES": 3, "RESCALE": "lazy_5"}),
+    *({"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 5, "STAGES": 2}, {"BLOCK_M": 128, "BLOCK_N": 40, "KEY_SPLIT": 2}),
+    *({"BLOCK_M": 16, "BLOCK_N": 32, "GROUP_ROWS": True, "TILE_ORDER": "heads_12"}, {"SPLITS": 33, "STAGES": 4}),
+    *({"BLOCK_M": 16, "BLOCK_N": 128, "SPLITS": 16}, {"BLOCK_M": 64, "BLOCK_N": 128, "SPLITS": 8, "KEY_SPLIT": 2}),
+    {"BLOCK_M": 32, "BLOCK_N": 64, "SCHEDULE": "balanced", "TILE_ORDER": "by_head", "BLOCKS_PER_SM": 2},
+    {"BLOCK_M": 64, "BLOCK_N": 64, "S_TYPE": "fp16", "SOFTMAX": "rows", "KEPT_VECTORS": 2, "PV_BLOCK_M": 160},
+    {"BLOCK_M": 32, "BLOCK_N": 16, "TILE_ORDER": "heads_4", "DIM_CHUNK": 32, "STAGES": 3, "RESCALE": "lazy_after"},
+]
+"""Genes of which the interpreter's cases depend."""
+
+
+def _small_cases(problem: AttentionProblem, some: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    for family, params in itertools.product(("flash_mma", "split_kv"), some):
+        config = KernelConfig(family, {"BLOCK_M": 1, "BLOCK_N": 8} | params)
+        found = interpreter_cases(problem, config)
+        yield [vars(case) | {"problem": case.problem.describe()} for case in found]
+
 
 def _shown(tensor: torch.Tensor) -> Any:
     """What a tensor is, and two sums of its numbers, of which the first depends on their order."""
     numbers = tensor.double().nan_to_num(-7.0, 1e6, -1e6).clamp(-1e6, 1e6).flatten()
     numbers[numbers.abs() < 1e-12 + 1e-9 * max(numbers.abs().tolist(), default=0.0)] = 0.0  # what is left of a sum of 0
-    weights = 1 + torch.arange(numbers.numel(), dtype=torch.float64) % 1009 / 1009
+    weights = 1 + torch.arange(numbers.numel(), dtype=torch.float64, device=numbers.device) % 1009 / 1009
     sums = (f"{sum_.item():.3g}" for sum_ in (numbers.abs().mul(weights).sum(), numbers.abs().sum()))
     return [str(tensor.dtype), tuple(tensor.shape), tensor.stride(), *sums, int((numbers > 0).sum())]
 
@@ -80,13 +106,14 @@ def _shown(tensor: torch.Tensor) -> Any:
 def _of(text: str, kind: str) -> Any:
     problem = parse_shape(text)
     proof = proof_of(problem)
-    tensors = proof.make_inputs(problem, 3, "cpu", kind, 4)
-    found = proof.make_answer(problem, tensors, kind, True)
-    exact = {name: [*_shown(one.values), one.logarithms, one.partial, one.dims] for name, one in found.items()}
-    if problem.op == "backward":  # as if products in 16 bits were exact
-        with mock.patch.object(
-            backward, "gradients_of_torch", lambda *words, whole: exact_gradients(*words, torch.float64)
-        ):
+    with contextlib.ExitStack() as held:
+        held.enter_context(torch.device("meta"))  # what is made on no device of its own has no numbers
+        tensors = proof.make_inputs(problem, 3, "cpu", kind, 4)
+        found = proof.make_answer(problem, tensors, kind, True)
+        exact = {name: [*_shown(one.values), one.logarithms, one.partial, one.dims] for name, one in found.items()}
+        if problem.op == "backward":  # as if products in 16 bits were exact
+            of_torch = lambda *words, whole: exact_gradients(*words, torch.float64)
+            held.enter_context(mock.patch.object(backward, "gradients_of_torch", of_torch))
             found = proof.make_answer(problem, tensors, kind, True)
     if problem.op == "backward" or (problem.dtype == "fp32" or problem.op != "forward"):
         exact["allowed"] = [f"{error:.2g}" for one in found.values() for error in (one.allowed_error, one.allowed_rms)]
@@ -104,6 +131,8 @@ def facts() -> Iterator[tuple[str, Any]]:
         problem = parse_shape(text)
         found = proof_of(problem).device_cases(problem)
         yield f"cases of {text}", [[name, case.describe(), kind] for name, case, kind in found]
+    for number, text in enumerate((*PLAIN, APPENDED)):
+        yield f"the interpreter's cases of {text}", [*_small_cases(parse_shape(text), TILES[number % 2 :: 2])]
     for text in (APPENDED, f"{APPENDED},page=16"):
         case = cases.make_case("new keys", parse_shape(text), 3, "cpu")
         yield f"after {text}", {name: _shown(tensor) for name, tensor in case.changed().items()}

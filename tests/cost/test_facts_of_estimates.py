@@ -3,6 +3,7 @@ otherwise: scores, parts, sentences; what a file of trees is, and what is no suc
 campaigns."""
 
 import copy
+import itertools
 import json
 import random
 import tempfile
@@ -19,6 +20,7 @@ from evoattn.cost.explanation import ANY_CARD, SOURCES, how_far, kinds, sentence
 from evoattn.cost.fitted import Fitted, Weights, load
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.registry import load_space
+from evoattn.families.work import row_steps
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
@@ -44,6 +46,12 @@ JUDGED = (
     "in fp32",
 )
 """Sets of which a fit says how far its first choices were."""
+STEPS = [
+    *("B=2,H=2,Sq=5,Sk=9,D=16,varlen=5+0/0+9,layout=bshd", "B=3,H=2,Sq=70,Sk=90,D=16,seqused=0:90"),
+    "B=3,H=2,Sq=70,Sk=90,D=16,varlen=0:70/0:90,layout=bshd,mask=causal_lower_right",
+    *("B=1,H=2,Sq=300,Sk=500,D=16,mask=causal_upper_left,window=70:0", "B=1,H=2,Sq=500,Sk=300,D=16,window=9:40"),
+    *("B=1,H=2,Sq=9000,Sk=9000,D=16,mask=causal_lower_right", "B=1,H=2,S=256,D=16,blocks=b:32x32:100+70"),
+]
 WRONG = {
     "inner": ([True, False, False, True, False], [1, 0, 0, 1, 0, 0], [True] * 6, "x", []),
     "question": ([0, 2], [0], [0, 1, 1], None),
@@ -179,6 +187,9 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield from _estimates()
     orders = [TilesInOrder(count, 10**12, sharing) for count in (1, 2, 100, 132, 200) for sharing in (1, 2, 4)]
     yield "bytes apart", [physics._apart_bytes(order, 8.0, GPUS["h100"], 132) for order in orders]
+    tiles = [*itertools.product((16, 64), (32, 128), (1, 3))]
+    for text in STEPS:
+        yield f"steps of {text}", [answer(row_steps, parse_shape(text), *each) for each in tiles]
     yield from _files()
     yield from _corrected()
     yield from _recordings()

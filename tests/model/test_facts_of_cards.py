@@ -42,6 +42,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     arguments = [(), (96, 128, 49152), (255, 1024, 0), (10**9, 10**6, "fp16"), ("fp16",), ("fp32",), ("e4m3",)]
     cards = {name: gpu.GPUS[name] for name in CARDS}
+    yield "names", [*gpu.GPUS]
     for name, spec in cards.items():
         yield name, [told(spec, *arguments, without=("is_like", "with_limits")), target(spec.arch), is_played(spec)]
         yield (f"likes of {name}", [spec.is_like(other) for other in (*cards.values(), None, spec.with_limits(LIMITS))])

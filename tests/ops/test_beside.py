@@ -78,7 +78,7 @@ def drawn(paged, rows=3):
     lying = (9, 16) if paged else (2, 64)
     k, v = torch.zeros(2, *lying, 2, 64).bfloat16()
     table = torch.tensor([[7, 2, 5, 1], [0, 3, 8, 4]]).int() if paged else None
-    angles = 6 * torch.rand(144, 16)
+    angles = 6 * torch.rand(64, 16)  # as many positions as there is room for
     tables = angles.cos().bfloat16(), angles.sin().bfloat16()
     return q, new, Cache(k, v, 2, torch.tensor([14, 31]).int(), table), tables
 

@@ -17,7 +17,7 @@ from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import arguments, attention_fp8, flex
+from evoattn.ops import arguments, attention_fp8, beside, flex
 from evoattn.ops import given as given_arguments
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.choice import Choice, Refusal, choose
@@ -307,6 +307,68 @@ def _elsewhere() -> Iterator[Any]:
     yield given_arguments.as_bias(mask, torch.zeros(1, dtype=torch.half)).device.type
 
 
+def _halves(*shape: int, dtype: Any = torch.float16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def _made_beside() -> Iterator[Any]:
+    """The problems of the making of 8 bits."""
+    key, value = _halves(2, 4, 300, 64), _halves(2, 300, 4, 32).transpose(1, 2)
+    several = (key,), (value,), (key, value), (value, key), (key[..., ::2],), (key[:, :, :, :60],), (key[:1, :, :1],)
+    for granularity, tensors in itertools.product(("tensor", "head", "block", "token"), several):
+        for dtype, turned in itertools.product((E4M3, torch.int8), (False, True)):
+            of = beside.Wanted(dtype, granularity, 2, len(tensors) > 1, turned)
+            yield answer(of.problem, tensors), answer(replace(of, smooth=False).problem, tensors)
+    yield [answer(beside._turn_problem, one.to(E4M3)) for (one, *_) in several]
+
+
+def _appended_beside() -> Iterator[Any]:
+    """Of new keys and values in caches: what is asked for, and what may be."""
+    q, new = _halves(2, 3, 4, 64), (_halves(2, 3, 2, 64), _halves(2, 3, 2, 32))
+    used, table, angles = torch.ones(2, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32), _halves(64, 32)
+    plain = SimpleNamespace(k=_halves(2, 64, 2, 64), v=_halves(2, 64, 2, 32), used=used, table=None)
+    paged = SimpleNamespace(k=_halves(9, 16, 2, 64), v=_halves(9, 16, 2, 32), used=used, table=table)
+    wide = SimpleNamespace(**vars(plain) | {"k": _halves(2, 2, 64, 64).transpose(1, 2)})
+    changes = {"k": _halves(2, 64, 2, 60), "v": _halves(2, 64, 4, 32), "used": used[:1], "table": table[:1]}
+    changes |= {"k ": _halves(3, 64, 2, 64), "v ": _halves(2, 63, 2, 32), "used ": None, "table ": table.long()}
+    changes |= {"k  ": plain.k.float(), "used  ": used.long(), "used   ": torch.ones(4, dtype=torch.int32)[::2]}
+    caches = [plain, paged, wide]
+    caches += [SimpleNamespace(**vars(one) | {n.strip(): to}) for one in (plain, paged) for n, to in changes.items()]
+    tables = [None, *((cos, cos[:], pairs) for cos in (angles, angles[:, :16], angles[:63]) for pairs in (False, True))]
+    tables += [(angles, angles[1:], False), (angles[0], angles[0], False), (angles[:, :5], angles[:, :5], True)]
+    for cache, rotary, moves in itertools.product(caches[:7], tables, (False, True)):
+        yield answer(beside._append_problem, q, new, cache, rotary, moves)
+    runtime = SimpleNamespace(device_type="cpu")
+    others = [
+        (q, *new),
+        (q[:, :2], *new),
+        (q, new[0][:, :, :1], new[1]),
+        (q, new[0], new[1][:1]),
+        (q.double(), *new),
+    ]
+    others += [
+        (q[..., :32], *new),
+        (q[:0], *new),
+        (q[0], *new),
+        (q[:, :, :3], *new),
+        (q.float().requires_grad_(), *new),
+    ]
+    for given, cache in itertools.product(others, caches):
+        yield answer(beside._can_append, (*given, cache.k, cache.v), cache, runtime)
+    yield beside._can_append((q, *new, plain.k, plain.v), plain, SimpleNamespace(device_type="cuda"))
+
+
+def _merged_beside() -> Iterator[Any]:
+    parts, sums, out = torch.zeros(3, 5, 7, 16), torch.zeros(3, 5, 7), _halves(5, 7, 16)
+    narrow, wanted = parts.half(), parts.clone().requires_grad_()
+    odd = [(parts[0], sums, out), (parts, sums[1:], out), (parts, sums, out[1:]), (parts, sums.double(), out)]
+    odd += [(parts.mT.contiguous().mT, sums, out), (wanted, sums, out), (parts[..., :12], sums, out[..., :12])]
+    for one, of_sums, into in [(parts, sums, out), (narrow, sums, out), *odd, (parts, sums, out.double())]:
+        asked = ("cpu", into), ("cuda", into), ("cpu", into.float())
+        problems = [beside._merge_problem(SimpleNamespace(device_type=of), one, to) for of, to in asked]
+        yield [beside._can_merge(one, of_sums, into), problems]
+
+
 def facts() -> Iterator[tuple[str, Any]]:
     """See `tests.support.facts`."""
     table = [
@@ -335,6 +397,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "masks of torch", [*_masked()]
     yield "on another device", [*_elsewhere()]
     yield from _given()
+    yield from (("8 bits", [*_made_beside()]), ("new keys", [*_appended_beside()]), ("merges", [*_merged_beside()]))
 
 
 def test_what_is_made_of_calls_stays():

@@ -1,6 +1,7 @@
 """What a report reads out of trials stays, until a change wants it otherwise: progress, failures, lineage, what
 parameters matter, how the cost model ranks; on a made-up search of 240 trials."""
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Timing, Trial, TrialState
 from evoattn.model.space import config_id
-from evoattn.report import analysis, summary, text, winner
+from evoattn.report import analysis, data, summary, text, winner
 from evoattn.report.data import PeerRatio, StudySummary
 from tests.support.facts import changed
 
@@ -103,6 +104,7 @@ def facts() -> Iterator[tuple[str, Any]]:
         yield f"notice {kind}", StudySummary.notice.fget(SimpleNamespace(kind=kind, gpu="l4"))
     for peer in (None, *(PeerRatio("flash", 12.5, *of) for of in ((1.0, False), (0.9, False), (1.4, True)))):
         yield f"peer {peer}", StudySummary.peer_verdict.fget(SimpleNamespace(winner=SimpleNamespace(peer=peer)))
+    yield "no numbers", data._finite({"a": (math.inf, [math.nan, 1.5], {"b": -math.inf}), "c": ("x", 2)})
     yield "a difference", winner.source_diff("a\nb\nc\n", "a\nx\nc\n", "old", "new")
     words = [text.wrapped("one two three four five six", 12, "  "), text.command([["evoattn"], ["a", "b" * 30]], 40)]
     yield (

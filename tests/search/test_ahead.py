@@ -16,6 +16,7 @@ from evoattn.fleet.base import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
+from evoattn.search import ahead
 from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more, listen, provide_for, stop, worker_of
 from evoattn.search.request import SearchPlan
 from evoattn.search.study import Search
@@ -124,6 +125,8 @@ class AnswersAtOnce:
 def test_the_first_answer_waits_for_few_thoughts():
     worker = AnswersAtOnce()
     sampler = AheadSampler(worker)
+    sampler.listen()
+    assert worker.counts == [FIRST], "it thinks before it is asked"
     taken: list[Proposal] = []
     while len(taken) < 3 * AHEAD:
         taken += sampler.ask(3 * AHEAD - len(taken))
@@ -188,6 +191,13 @@ def test_its_process_waits_for_none_of_the_slow_imports():
         "print([name for name in slow if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_its_process_needs_no_torch(monkeypatch):
+    asked: list[object] = []
+    monkeypatch.setattr(ahead, "Worker", lambda *words, **more: asked.append((words, more)))
+    AheadSampler.start(make_random, 3)
+    assert asked == [((ahead.Thinking, (make_random, 3)), {"beside": True})]
 
 
 def test_who_thinks_ahead_does_so_for_each_board():

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage import engine as database
-from evoattn.storage.patience import Patience
+from evoattn.storage.patience import Patience, say
 from tests.storage.storage_records import make_study, record, timing
 
 THREADS, ROUNDS = 4, 300
@@ -253,6 +253,11 @@ def test_a_server_is_waited_for_so_long_and_no_longer():
     with pytest.raises(DBAPIError):
         waiting.until_there(failing(*["57P03"] * 4))
     assert len(told) == 1
+
+
+def test_what_is_waited_for_is_said_on_stderr(capsys):
+    say("It is away.")
+    assert capsys.readouterr() == ("", "evoattn: It is away.\n")
 
 
 def test_a_short_absence_is_waited_for():

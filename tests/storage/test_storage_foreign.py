@@ -112,6 +112,7 @@ def test_a_data_folder_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     said = refusal(data_folder() / "a.sqlite")
     assert "for the database cannot be made" in said and "--db or EVOATTN_DB" in said
+    Storage.open(str(tmp_path / "elsewhere.sqlite")).close()  # which needs no such folder
 
 
 def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):

@@ -2,10 +2,11 @@
 otherwise: on a clock that counts what fakes say that they take."""
 
 import itertools
+import math
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -126,6 +127,20 @@ def _finals() -> Iterator[Any]:
     yield [alone.samples_us, _shown(alone.protocol), benchmark.measure([], protocol.FINAL, "warm", _clocks())]
 
 
+def _left_behind() -> Iterator[Any]:
+    """Who goes on, of finalists and of peers."""
+    many = {"1": 5.0, "2": 11.0, "3": 10.0}, {"flash": 2.0, "math": 60.0, "cudnn": 5.5}
+    for (own, peers), proves, behind in itertools.product(
+        (many, ({}, many[1]), (many[0], {}), ({}, {})), (True, False), (2.0, math.inf)
+    ):
+        rules = replace(protocol.FINAL, behind=behind, proves=proves)
+        held = contest.Contest(None, GPUS["h100"], None, None, rules, None, None)
+        held._runs = dict.fromkeys(own, held)
+        held._contestants = {name: SimpleNamespace(us=us) for name, us in (own | peers).items()}
+        held._leave_behind()
+        yield [[*held._contestants], [*held._runs], held._out]
+
+
 def _shown(words: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in words.items() if name != "run"}
 
@@ -153,6 +168,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "calls to screen", [contestant.calls_to_screen(*words) for words in screened]
     yield "contestants", [_contestant(us) for us in (0.0, 0.3, 2.0, 30.0, 700.0, 2e4)]
     yield "finals", [*_finals()]
+    yield "left behind", [*_left_behind()]
     yield "ranks", [*_ranked()]
     steps = ([5] * 3 + [6, 6, 9, 12], [None], [5, 5, 5], [1, 2, 3, 4, 50, 60, 60])
     said = {
