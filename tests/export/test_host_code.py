@@ -26,7 +26,7 @@ from tests.export.kernels import HOPPER_GENES, recorded
 
 needs_gxx = pytest.mark.skipif(GXX is None, reason="there is no g++")
 
-CASES, PROBLEMS_A_CONFIG = 210, 6
+CASES, PROBLEMS_A_CONFIG = 210, 10
 H100 = gpu.lookup("h100")
 HEAD_DIMS = {"large_head": (512, 1024, 2048), "large_head_mma": (512, 1024), "flash_scalar": (4, 32, 64, 128)}
 SM_COUNTS = (1, 7, 78, 114, 132)

@@ -154,7 +154,7 @@ def setting(row: dict[str, Any]) -> Setting:
     )
 
 
-def faults_of(row: dict[str, Any], key: str = "", cases: slice = slice(None)) -> list[str] | None:
+def faults_of(row: dict[str, Any], key: str = "", cases: slice | int = slice(None)) -> list[str] | None:
     """What the interpreter's cases, or these of them, find in the row's kernel, with the mutant of this key if one is
     named: nothing in a right one. None if its source has no such place any more."""
     of, gpu = setting(row), GPUS[row["gpu"]]

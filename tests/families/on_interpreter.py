@@ -53,11 +53,16 @@ def judged(
     return check(backend or InterpreterBackend(), kernel, case, repeat=repeat)
 
 
-def small_faults(kernel: BuiltKernel, problem: AttentionProblem, cases: slice = slice(None)) -> list[str]:
+def small_faults(kernel: BuiltKernel, problem: AttentionProblem, cases: slice | int = slice(None)) -> list[str]:
     """What the interpreter's small cases, or these of them, find, up to the first that fails; empty for a right
-    kernel."""
-    backend = InterpreterBackend()
-    for small in proof_of(problem).interpreter_cases(problem, kernel.config)[cases]:
+    kernel. A number asks for the first two, and for one of the others in turn: of 60 recorded faults (2026-11-29) the
+    first two show 58, and the mean of such three 58.4, of every third case 56.7."""
+    backend, every = InterpreterBackend(), proof_of(problem).interpreter_cases(problem, kernel.config)
+    if isinstance(cases, slice):
+        chosen = every[cases]
+    else:
+        chosen = every[:2] + [every[2 + cases % (len(every) - 2)]] * (len(every) > 2)
+    for small in chosen:
         result = check(small.backend(backend), small.placed(kernel), small.make(1))
         if not result.passed:
             return [result.reason]
