@@ -408,7 +408,7 @@ def quantize_by_torch(tensor: Tensor, wanted: Wanted) -> Numbers:
     if wanted.smooth:
         mean = sizes[:, :, sampled_rows(tensor.shape[2])].mean(2, keepdim=True)
         wide = wide - mean
-        sizes = sizes - mean
+        sizes = wide.where(finite, 0)
     over = {"tensor": (0, 1, 2, 3), "head": (2, 3), "block": (3,), "token": (3,)}[wanted.granularity]
     most = sizes.abs().amax(over, keepdim=True)
     by_block = wanted.granularity == "block"

@@ -174,6 +174,16 @@ def test_the_expressions_are_the_reference(op):
             assert (found - exact.values).abs().max() <= exact.allowed_error, (kv, name)
 
 
+def test_what_is_no_number_has_no_part_in_a_scale_where_it_would_be_less_a_mean():
+    x = torch.full((1, 1, 33, 64), 8.0, dtype=torch.bfloat16)
+    x[0, 0, 4, 3] = torch.inf
+    problem = AttentionProblem(1, 1, 1, 33, 33, 64, "bf16", kv="e4m3", scales="head", op="quantize_smooth")
+    made = quantize_by_torch(x, Wanted(torch.float8_e4m3fn, "head", 1, True))
+    least = (x.float() - made.mean).where(x.isfinite(), 0).abs().max().item() / 448
+    assert made.scale.item() == pytest.approx(least)
+    assert make_answer(problem, {"x": x, "v": x})["scale"].values.item() == pytest.approx(least)
+
+
 @pytest.mark.parametrize("granularity", ["tensor", "head", "token"])
 def test_a_number_is_half_a_step_off_and_what_is_none_counts_for_no_scale(granularity):
     x = given(2, 40).float()
