@@ -249,19 +249,25 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
 
 
 def in_turns(mutant: Mutant, tests: list[str], copied: Path) -> list[list[str]]:
-    """The tests that are to notice it, the quickest first, in two turns: digests and the nearest of the room's `tests`,
-    then others of these, and those of files that import the module."""
+    """The tests that are to notice it, in two turns: the quickest of the room's `tests`, which are digests and those of
+    the nearest files; then all others of these and of files that import the module, the nearest file first."""
     files = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)
-    digests = {name for file in files for name, seconds in _ITEMS[file].items() if seconds == DIGEST}
-    first = _within(FIRST_SECONDS, digests | {name for file in files[:MOST_FILES] for name in _ITEMS[file]})
-    more = dict.fromkeys([*files[:MOST_FILES], *nearest_first(mutant, importers(mutant, copied), copied)[:MOST_FILES]])
-    return [first, _within(MOST_SECONDS, {name for file in more for name in _ITEMS[file]} - {*first})]
+    digests = [name for file in files for name, seconds in _ITEMS[file].items() if seconds == DIGEST]
+    near = dict.fromkeys([*digests, *(name for file in files[:MOST_FILES] for name in _ITEMS[file])])
+    first = _within(FIRST_SECONDS, sorted(near, key=_guess))
+    more = nearest_first(mutant, sorted({*files[:MOST_FILES], *importers(mutant, copied)}), copied)
+    others = [name for file in more for name in sorted(_ITEMS[file], key=_guess) if name not in first]
+    return [first, _within(MOST_SECONDS, others)]
 
 
-def _within(seconds: float, names: Iterable[str]) -> list[str]:
-    """The quickest of some tests, as many as end within so many seconds."""
-    quickest = sorted((_ITEMS[file_of(name)][name], name) for name in names)
-    return [name for total, (_, name) in zip(accumulate(s for s, _ in quickest), quickest) if total < seconds]
+def _guess(name: str) -> float:
+    """Seconds that a test takes."""
+    return _ITEMS[file_of(name)][name]
+
+
+def _within(seconds: float, names: Sequence[str]) -> list[str]:
+    """The first of some tests, as many as end within so many seconds."""
+    return [name for total, name in zip(accumulate(map(_guess, names)), names) if total < seconds]
 
 
 NOT_ASKED = "mutation", "cheats/test_every_cheat.py"
