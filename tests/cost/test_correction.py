@@ -13,6 +13,7 @@ from evoattn.cost.correction import ANYWHERE, NONE, Correction, class_of, forget
 from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
+from evoattn.cost.fitted import load
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -75,9 +76,10 @@ def test_a_kernel_s_own_part_multiplies_its_score_alone():
     own = Correction(kernels={class_of(problem): {name_of(one): 0.5}, ANYWHERE: {name_of(one): 0.2}})
     before, after = scores(problem, [one, two], l4), scores(problem, [one, two], l4, correction=own)
     assert after == pytest.approx([before[0] * math.exp(0.5), before[1]])
-    other = problem.with_(head_dim=128)
-    before, after = scores(other, [one, two], l4), scores(other, [one, two], l4, correction=own)
-    assert after == pytest.approx([before[0] * math.exp(0.2), before[1]]), "timed on other classes"
+    asked = problem.with_(head_dim=128), [one, two], l4
+    for fitted in (load(), replace(load(), trees={})):
+        before, after = scores(*asked, fitted), scores(*asked, fitted, own)
+        assert after == pytest.approx([before[0] * math.exp(0.2), before[1]]), "timed on other classes"
 
 
 LEAF = {"inner": [False], "question": [], "feature": [], "threshold": [], "missing_left": [], "value": [0.5]}

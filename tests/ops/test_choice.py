@@ -35,6 +35,7 @@ from tests.ops.fake_device import (
 from tests.ops.stand_in import stand_in
 
 GPU = GPUS["h100"]
+ASKED = StridedProblem(1, 2, 2, 64, 64, 64, "bf16", op="backward")
 APART = 8
 """Elements between batches of keys beside whole rows: tensor maps of keys in use cannot step over them."""
 
@@ -216,3 +217,14 @@ def test_every_buffer_has_its_place(name, layout):
         for argument in launch.args:
             if isinstance(argument, Buffer | TensorMap):
                 assert (argument.name if isinstance(argument, Buffer) else argument.buffer) in places
+
+
+def test_what_has_a_kernel_of_its_own():
+    """Another card of another architecture, gradients of other terms, and sums in a fixed order; not other lengths."""
+    config, problem = load_space("backward_mma", GPU).starting_configs()[0], ASKED
+    one = Choice(FAMILIES["backward_mma"], config, problem, GPU, "")
+    longer = dataclasses.replace(problem, seqlen_q=999, seqlen_k=999)
+    others = [{"deterministic": True}, {"bias": "hs", "grads": "bias"}, {"bias": "hs"}, {"mask": "causal_upper_left"}]
+    problems = [longer, *(dataclasses.replace(problem, **words) for words in others)]
+    made = [dataclasses.replace(one, problem=of) for of in problems] + [dataclasses.replace(one, gpu=GPUS["a100"])]
+    assert one.key == made[0].key and len({choice.key for choice in (one, *made)}) == 6

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from evoattn.engine.budget import Budget
-from evoattn.engine.devices import Devices
+from evoattn.engine.devices import GAUGE_TRIES, Devices
 from evoattn.engine.progress import Progress
 from evoattn.engine.scale import EVERY, LATEST, Reference, Scale
 from evoattn.engine.tools import SearchError
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.workers import Outcome
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.fleet.base import visible_as
@@ -101,6 +103,29 @@ def test_a_board_that_cannot_time_the_reference_ends_the_search(storage):
         SearchError, match=r"The board (fast-1|slow-1\.25) cannot time the reference kernel: .*no memory is left"
     ):
         running.run(Budget(trials=24))
+
+
+@pytest.mark.slow
+def test_a_study_of_one_board_goes_on_with_two_by_its_fastest_kernel(storage):
+    make_search(storage, space_of(**SPACE), fakes(FakeBoard), boards=("first-1",)).run(Budget(trials=3))
+    [fastest, *_] = storage.leaderboard(study := storage.find_study("fake"), 3, finalists_first=False)
+    make_search(storage, space_of(**SPACE), fakes(FakeBoard), boards=FAST_AND_SLOW).run(Budget(trials=2))
+    latest = list(storage.iter_trials(study))[3:]
+    assert {t.timings[0].protocol["reference"] for t in latest} == {fastest.number}
+
+
+def test_a_board_may_fail_to_time_the_reference_now_and_then_but_not_in_a_row():
+    devices = Devices(("a", "b"), [worker(True, False), worker(True, False)], Progress(), 5.0, lambda: None)
+    fails = Outcome(None, Ending.RAISED, "no memory is left", 0.1)
+    times = Outcome(None, Ending.RESULT, Timing((11.0,), {}), 0.1)
+    devices.scale.refer_to(reference(10.0))
+    for ending in (*[fails] * (GAUGE_TRIES - 1), times) * 2:
+        for device in devices.devices:
+            devices._gauged(device, ending)
+    assert devices._progress.speeds == {"a": 1.1, "b": 1.1}
+    with pytest.raises(SearchError, match="The board a cannot time the reference kernel: no memory is left"):
+        for _ in range(GAUGE_TRIES):
+            devices._gauged(devices.first, fails)
 
 
 def reference(us: float) -> Reference:

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from evoattn.model.paths import ROOT
-from evoattn.storage import Storage, StorageError
+from evoattn.storage import Storage, StorageError, versions
 from evoattn.storage import engine as database
 from evoattn.storage.patience import Patience, say
 from tests.storage.storage_records import make_study, record, timing
@@ -253,6 +253,13 @@ def test_a_server_is_waited_for_so_long_and_no_longer():
     with pytest.raises(DBAPIError):
         waiting.until_there(failing(*["57P03"] * 4))
     assert len(told) == 1
+
+
+def test_what_git_does_not_take_for_a_checkout_has_no_commit(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    for place in (tmp_path, tmp_path / "nothing"):
+        monkeypatch.setattr(versions, "ROOT", place)
+        assert versions._commit.__wrapped__() == "unknown"
 
 
 def test_what_is_waited_for_is_said_on_stderr(capsys):
