@@ -22,7 +22,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from evoattn.model.dtype import WIDE_DTYPES
@@ -547,8 +547,10 @@ def derivative(tree: Tree, by: Name | Load | None = None) -> Tree:
     return Number(0)
 
 
+@lru_cache(maxsize=256)
 def elements(tree: Tree, buffer: str) -> tuple[Load, ...]:
-    """The elements of a table, by its buffer's name, that an expression differs by: each once."""
+    """The elements of a table, by its buffer's name, that an expression differs by: each once. Kept, as a family is
+    asked of each config of a problem."""
     found: dict[Load, None] = {}
     match tree:
         case Load(table) if table.buffer == buffer:

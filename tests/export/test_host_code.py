@@ -142,11 +142,14 @@ def test_cpp_makes_the_same_gangs(tmp_path):
         for keys in (500, 4000, 30_000) for layout in ("bhsd", "bshd") for group in (1, 3) for dim in (80, 128)
         for _ in range(8)
     ]  # fmt: skip
+    kernels = []
     for order, dim in itertools.product(("by_head", "heads_4", "all_heads"), (80, 128)):
         ordered = KernelConfig(config.family, config.params | {"TILE_ORDER": order})
         of_dim = [p for p in problems if p.head_dim == dim and kind.why_impossible(p, ordered, H100) is None]
-        program = build([host_code(kind, of_dim[0], ordered, H100)], tmp_path)
-        answers = run(program, [line(0, p, 132) for p in of_dim])
+        kernels.append((ordered, of_dim))
+    program = build([host_code(kind, of_dim[0], ordered, H100) for ordered, of_dim in kernels], tmp_path)
+    for number, (ordered, of_dim) in enumerate(kernels):
+        answers = run(program, [line(number, p, 132) for p in of_dim])
         grids = [kind.launches(p, ordered, H100)[0].grid for p in of_dim]
         assert [answer["launches"][0]["grid"] for answer in answers] == list(map(list, grids))
         assert len({gang for _, gang, _ in grids}) > 1
