@@ -173,10 +173,13 @@ class Reason:
     """The one of which it is true; empty: all that have the file."""
 
     def fits(self, family: str, key: str) -> bool:
-        file, line, kind, what = key.split(" | ", 3)
-        like = line, re.sub(r" \(again \d+\)$", "", line)  # this one of like lines, or any
-        here = self.line in like or (kind == "far move" and what.startswith(self.line))
-        return file == self.file and here and self.what in what and self.family in ("", family)
+        file, _, place = key.partition(" | ")
+        if file != self.file or self.family not in ("", family):
+            return False
+        line = re.escape(self.line)
+        here = rf"{line}( \(again \d+\))? \| [^|]+ \| "  # this one of like lines, or any
+        found = re.match(here, place) or re.match(rf".* \| far move \| (?={line})", place)
+        return found is not None and self.what in place[found.end() :]
 
 
 def load_reasons(path: Path = REASONS) -> list[Reason]:
