@@ -113,6 +113,8 @@ def _lines_of_a_row(problem: AttentionProblem) -> float:
 
 def _of_tile(problem: AttentionProblem, config: KernelConfig) -> dict[str, float]:
     rows, keys = int(config["BLOCK_M"]), int(config["BLOCK_N"])
+    if config.family == "flash_wgmma":  # which multiplies as many at least: the trees have seen no fewer
+        rows = max(64, rows)
     return {
         "tile rows": rows,
         "tile keys": keys,

@@ -33,6 +33,7 @@ TOGETHER = (
     ("BLOCK_M", "BLOCKS_PER_SM"),
     ("BLOCK_N", "WARPS"),
     ("GROUP_ROWS", "BLOCK_M"),
+    ("BLOCK_M", "STORE"),
     ("KEY_SPLIT", "STORE"),
     ("KEY_SPLIT", "STAGES"),
     ("KEY_SPLIT", "PARTS_MERGE"),

@@ -13,7 +13,7 @@
 #include "device/softmax/wgmma_softmax.cuh"
 
 struct RangeOfRows : Operands::Range {
-  static constexpr bool MAY_LACK_ROWS = FEW_ROWS;
+  static constexpr bool LACKS_ROWS = FEW_ROWS;
 };
 
 // `Sums`: `OutputSums`, or what hands P over to warpgroups that have other columns of O.
@@ -36,6 +36,7 @@ struct Consumer : Sums {
   int listed_key;     // KeyList::LISTED: its first key, where it is masked or scores have terms
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
+  bool keys_came = false, values_came = false;  // FEW_ROWS: the next K, and V that P will be for
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(Rows& q, Fragments& f, TileScheduler& work, const Output& output,
@@ -64,6 +65,7 @@ struct Consumer : Sums {
     k_descriptor = matrix_descriptor(smem_address + Smem::K, 0);
     v_descriptor = Operands::value_descriptor(smem_address + Smem::V);
     clear_parts();
+    if constexpr (FEW_ROWS) lack_probabilities(p, uint32_t(work.seqlen_k) >> 31);  // 0
     if (PING_PONG && warpgroup == WARPGROUPS - 1) pass_turn();  // the first turn is the first warpgroup's
     if constexpr (AHEAD) rows_ahead();
     else rows_in_turn();
@@ -153,15 +155,13 @@ private:
       return true;
     }
     const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS % 8, FIRST, MASKED, RangeOfRows>(
-        state, s, scale_of_scores(), factor,
-        [&] {
+        state, s, scale_of_scores(), factor, [&] {
           if constexpr (looks_back(RESCALE)) {
             scores_again<Operands, BLOCK_N>(s, q, q_smem, smem_address + Smem::K + stage * Smem::K_TILE_BYTES,
                                             thread / 32, lane);
           }
           if constexpr (Terms::ANY) change_scores();
-        },
-        FEW_ROWS && work.rows.count - first_row(work.tile) <= 8);
+        });
     if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
     return rescale;
   }
@@ -183,7 +183,8 @@ private:
   }
   __device__ __forceinline__ void start_pv() {
     if constexpr (!HAS_COLUMNS) return;
-    if constexpr (!Operands::VALUES_IN_KEYS) mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
+    if (!Operands::VALUES_IN_KEYS && (!FEW_ROWS || !values_came))
+      mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   }
   // P V of the columns of V from PART on. What came of the part before is added to O first, or with two sums beside it.
@@ -205,8 +206,15 @@ private:
     if constexpr (TWO_LEVELS) add_up();
   }
   __device__ __forceinline__ void start_qk() {
-    mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
+    if (!FEW_ROWS || !keys_came) mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);
     multiply_qk(scores(), ring.stage);
+  }
+  // FEW_ROWS, whose few exponentials hide no wait: asks beside them what has come.
+  __device__ __forceinline__ void look_ahead() {
+    Ring next = ring;
+    next.advance();
+    values_came = mbarrier_test_wait(barrier(Smem::V_FULL, ring.stage), ring.parity);
+    keys_came = mbarrier_test_wait(barrier(Smem::K_FULL, next.stage), next.parity);
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
@@ -216,6 +224,7 @@ private:
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
     pin_registers(scores());
+    if constexpr (FEW_ROWS) look_ahead();
     if constexpr (!OVERLAP) pass_turn();
     if constexpr (!looks_back(RESCALE) && !Operands::VALUES_IN_KEYS) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can

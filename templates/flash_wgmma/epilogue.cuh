@@ -35,6 +35,10 @@ struct Epilogue : Block, Output {
   // Of this warpgroup; row g of this lane.
   __device__ __forceinline__ int first_row(const Tile& of) const { return of.row_block * BLOCK_M + warpgroup * 64; }
   __device__ __forceinline__ int lane_row(const Tile& of) const { return first_row(of) + thread / 32 * 16 + lane / 4; }
+  // Of the tile at hand; those of a warp.
+  __device__ __forceinline__ bool has_rows() const {
+    return FEW_ROWS ? thread < 32 : first_row(work.tile) + thread / 32 * 16 < work.rows.count;
+  }
 
   // IN_MEMORY: [tiles, results of a tile, WARPGROUPS]: the first of this warpgroup.
   __device__ __forceinline__ float4* rows_results() const {
@@ -43,7 +47,7 @@ struct Epilogue : Block, Output {
     return results_gmem + (index * results * WARPGROUPS + warpgroup) * (Partial::PIECES * 128);
   }
   __device__ __forceinline__ void leave_part(int part, const RowState& state, const float (&o)[OUT_DIM / 2]) const {
-    if (first_row(work.tile) + thread / 32 * 16 < work.rows.count)
+    if (has_rows())
       Partial::leave(rows_results() + int64_t(part) * WARPGROUPS * (Partial::PIECES * 128), o, state, thread);
   }
   // What O of a tile of rows is multiplied by at last.
@@ -54,7 +58,8 @@ struct Epilogue : Block, Output {
       inverse[0] *= scale, inverse[1] *= scale;
     }
   }
-  __device__ __forceinline__ bool exists(const Sequence& of_sequence, int row) const {
+  __device__ __forceinline__ bool exists(const Tile& of, const Sequence& of_sequence, int row) const {
+    if (FEW_ROWS && row >= first_row(of) + BLOCK_M) return false;
     return VARLEN ? work.rows.exists(row, of_sequence.queries) : work.rows.exists(row);
   }
   // Of rows `row` and `row` + 8 of a tile.
@@ -71,14 +76,14 @@ struct Epilogue : Block, Output {
           return lse_gmem + (int64_t(of.batch) * work.heads + head_of(below)) * work.seqlen_q +
                  work.rows.query(row + below);
         },
-        [&](int below) { return exists(of_sequence, row + below); }, of_lane);
+        [&](int below) { return exists(of, of_sequence, row + below); }, of_lane);
   }
   // Of these rows the lane's numbers of a tile of 8 columns of O, before the division.
   __device__ __forceinline__ void store_columns(const float4& sum, const Tile& of, const Sequence& of_sequence, int row,
                                                 int column_tile) const {
 #pragma unroll
     for (int below = 0; below < 16; below += 8) {
-      if (!exists(of_sequence, row + below)) continue;
+      if (!exists(of, of_sequence, row + below)) continue;
       const int64_t first = VARLEN ? of_sequence.first_query * o_row_stride : of.batch * o_batch_stride;
       Element* row_gmem = o_gmem + first + work.rows.head(of, row + below) * o_head_stride +
                           work.rows.query(row + below) * o_row_stride;
@@ -229,15 +234,12 @@ struct Epilogue : Block, Output {
                 return o_gmem + first + work.rows.head(of, warp_row + row) * o_head_stride +
                        work.rows.query(warp_row + row) * o_row_stride;
               },
-              [&](int row) {
-                return VARLEN ? work.rows.exists(warp_row + row, of_sequence.queries)
-                              : work.rows.exists(warp_row + row);
-              },
-              end_thread / 32, end_lane);
+              [&](int row) { return exists(of, of_sequence, warp_row + row); }, end_thread / 32, end_lane);
         } else {
           Element* head_gmem = VARLEN ? o_gmem + of.head * o_head_stride + of_sequence.first_query * o_row_stride
                                       : o_gmem + of.batch * o_batch_stride + of.head * o_head_stride;
-          const int queries = VARLEN ? of_sequence.queries : work.seqlen_q;
+          const int most = VARLEN ? of_sequence.queries : work.seqlen_q;
+          const int queries = FEW_ROWS ? min(most, first_row(of) + BLOCK_M) : most;
           rows_to_global<OUT_DIM>(smem + (o_smem - smem_address), head_gmem + warp_row * o_row_stride, o_row_stride,
                                   queries - warp_row, end_thread / 32, end_lane);
         }
@@ -253,10 +255,15 @@ struct Epilogue : Block, Output {
   }
   // IN_PARTS, a cluster: each block has one part, and adds up every CLUSTER-th 8 columns of all.
   __device__ __forceinline__ void merge_columns(const RowState& state, const float (&o)[OUT_DIM / 2]) {
+    if (FEW_ROWS && !has_rows()) {  // nor does it send any
+      __syncwarp();
+      cluster_wait();
+      return;
+    }
     const int slots = Smem::PARTIALS + warpgroup * SLOT_PIECES * 128 * 16;
     Partial::scatter<CLUSTER, OWN_TILES>(smem_address + slots + work.split * Smem::SLOT_BYTES,
                                          barrier(Smem::PARTIALS_FULL, 0), o, state, thread);
-    if (first_row(work.tile) + thread / 32 * 16 >= work.rows.count) return;
+    if (!has_rows()) return;
     auto piece = [&](int part, int i) {
       return *reinterpret_cast<const float4*>(smem + slots + part * Smem::SLOT_BYTES + (i * 128 + thread) * 16);
     };
@@ -275,7 +282,6 @@ struct Epilogue : Block, Output {
     static_assert(SHARERS <= 32, "a lane for each part");
     constexpr int RESULT = Partial::PIECES * 128;
     const int index = (work.tile.batch * work.rows.heads + work.tile.head) * work.row_blocks + work.tile.row_block;
-    const int warp_row = first_row(work.tile) + thread / 32 * 16;
     const float4* left_gmem = rows_results();
     uint32_t* parts_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS;
     uint32_t* parts_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));  // Q's place, which was read
@@ -287,7 +293,7 @@ struct Epilogue : Block, Output {
       if (thread == 0) *parts_smem = parts_added;
     }
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts, and may read all results of these
-    if (warp_row >= work.rows.count) return;
+    if (!has_rows()) return;
     auto add_columns = [&](int column_tile) {
       RowState of_all;
       float4 sum;

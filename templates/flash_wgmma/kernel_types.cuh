@@ -34,7 +34,7 @@ static_assert(!IN_PARTS || (SCHEDULE != Schedule::BALANCED && !KeyList::LISTED &
 constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows
 constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
 constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide
-constexpr int WARPGROUPS = BLOCK_M / 64;            // consumers
+constexpr int WARPGROUPS = (BLOCK_M + 63) / 64;     // consumers
 constexpr int THREADS = 128 * (WARPGROUPS + Operands::HELPERS) + 32 * PRODUCER_WARPS;
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
 constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;       // of P V
@@ -44,8 +44,8 @@ constexpr int SUMS = OUT_DIM / VALUE_PARTS / 2;                // accumulators o
 static_assert(FLUSH_TILES <= 1 || SUM_IN_SHARED, "O in registers takes what comes after every tile");
 static_assert(VALUE_PARTS == 1 || (TWO_LEVELS && !SUM_IN_SHARED), "parts are added to O in registers");
 static_assert(VALUE_SUMS == 1 || VALUE_PARTS > 1, "a sum for a part");
-static_assert(BLOCK_M == 64 * WARPGROUPS && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS && HEAD_DIM % 8 == 0 &&
-                  VALUE_DIM % 8 == 0,
+static_assert(BLOCK_M == (FEW_ROWS ? 8 : 64 * WARPGROUPS) && BLOCK_N == Operands::STEP_KEYS * KEY_STEPS &&
+                  HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0,
               "whole wgmma tiles");
 using Tiles = TensorTile<Operands::ROW_COLUMNS>;         // of K
 using QueryTiles = TensorTile<Operands::QUERY_COLUMNS>;  // of Q as it comes

@@ -6,7 +6,8 @@
 #include "device/copy/tensor_tile.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 
-template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct SixteenBitOperands {
+// LANE_ROWS: of a tile of rows, that are any of an answer: 1: rows g of a warp, not g + 8.
+template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int LANE_ROWS = 2> struct SixteenBitOperands {
   static constexpr int STEP_KEYS = 16;                                       // of a step of P V
   static constexpr int ROW_COLUMNS = HEAD_DIM;                               // of 16 bits, in a row of Q and K
   static constexpr int QUERY_COLUMNS = HEAD_DIM;                             // in one of Q as it comes
@@ -28,7 +29,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N> struct Six
   static constexpr __device__ __forceinline__ int value_columns(int columns) { return 0; }  // all at once
   template <int STEPS>
   static __device__ __forceinline__ void pack(uint32_t (&p)[STEPS][4], const float (&s)[8 * STEPS]) {
-    pack_probabilities<Element>(p, s);
+    pack_probabilities<Element, LANE_ROWS>(p, s);
   }
   // C += A B of one warp, 32 bytes of each row of A and column of B.
   static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -72,6 +72,7 @@ struct SharedLayout {
     }
     if (SLOTS > 0) init(PARTIALS_FULL, 1, 1);
     mbarrier_init_fence();
-    if (SLOTS > 0) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, SLOTS * SLOT_BYTES);
+    // Of few rows the first warp alone sends.
+    if (SLOTS > 0) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, SLOTS * SLOT_BYTES / (FEW_ROWS ? 4 : 1));
   }
 };

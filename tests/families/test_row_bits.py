@@ -113,7 +113,7 @@ def kernels(name: str, gpu: str, whole: AttentionProblem, genes: tuple[dict, dic
 CARDS = {**GPUS, "one SM": GPUS["h100"].with_limits({"sm_count": 1})}
 WGMMA = dict(BLOCK_M=64, STAGES=2, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=True, PING_PONG=False, STORE="rows")
 MANY = {**WGMMA, "BLOCK_M": 128, "PRODUCER": "warpgroup", "PING_PONG": True, "PART_TILES": 2}
-SPLIT = {**WGMMA, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
+SPLIT = {**WGMMA, "BLOCK_M": 8, "GROUP_ROWS": True, "KEY_SPLIT": 2, "PART_TILES": 2}
 MMA = dict(BLOCK_M=64, WARPS=4, STAGES=2, SCHEDULE="split", Q_PLACE="registers", O_STORE="shared", BLOCKS_PER_SM=1)
 SCALAR = dict(ROWS_PER_THREAD=1, VECTOR_WIDTH=4, KV_STAGES=1, Q_IN_REGISTERS=False, BLOCKS_PER_SM=1, UNROLL=4)
 LARGE = dict(DIM_SPLIT=1, DEPENDENT_LAUNCH=False, LANES=32, Q_PLACE="shared", UNROLL=1)
@@ -164,6 +164,8 @@ OTHERS = [
     ("h100", {}, {}, {**CLUSTER, "KEY_SPLIT": 4}),
     ("h100", {"head_dim": 128}, {"PART_TILES": 1}, {**CLUSTER, "KEY_SPLIT": 8, "PART_TILES": 1}),
     ("h100", {"head_dim": 96}, {}, {**CLUSTER, "KEY_SPLIT": 3}),
+    ("h100", {"head_dim": 96}, {}, {**CLUSTER, "KEY_SPLIT": 3, "BLOCK_M": 64}),
+    ("h100", {"dtype": "fp16"}, {}, {"KEY_SPLIT": 1, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}),
     # A tile of rows begins beside the end of another; the last has sums in global memory.
     ("one SM", {}, {**AGAIN, "BLOCK_M": 64, "PING_PONG": False, "PRODUCER": "warp"}, {}),
     ("one SM", {"head_dim": 96}, {**AGAIN, "BLOCK_M": 192, "STORE": "tensor_map"}, {}),
@@ -176,7 +178,7 @@ OTHERS = [
 @pytest.mark.parametrize(("gpu", "fields", "many", "one"), OTHERS)
 @pytest.mark.sampled(3)
 def test_the_same_by_other_kernels(gpu, fields, many, one):
-    whole = causal(dtype="bf16", lse=True, **fields)
+    whole = causal(**{"dtype": "bf16", "lse": True, **fields})
     assert not [*compared(*kernels("flash_wgmma", gpu, whole, ({**MANY, **many}, {**SPLIT, **one})), whole)]
 
 
@@ -184,8 +186,8 @@ def test_the_same_by_other_kernels(gpu, fields, many, one):
 @pytest.mark.parametrize(
     ("shape", "genes"),
     [
-        ("B=2 H=2 Sq=1 Sk=384 D=64 seqused=1:384", {"KEY_SPLIT": 6}),
-        ("B=2 H=4/2 Sq=3 Sk=190 D=64 mask=causal varlen=0:3", {"KEY_SPLIT": 3, "GROUP_ROWS": True}),
+        ("B=2 H=2 Sq=1 Sk=384 D=64 seqused=1:384", {"KEY_SPLIT": 6, "BLOCK_M": 8}),
+        ("B=2 H=4/2 Sq=3 Sk=190 D=64 mask=causal varlen=0:3", {"KEY_SPLIT": 3, "GROUP_ROWS": True, "BLOCK_M": 8}),
         ("B=2 H=2 Sq=1 Sk=180 D=128 page=64 seqused=1:180", {"KEY_SPLIT": 3}),
     ],
 )
@@ -219,7 +221,7 @@ def test_a_short_tile_has_the_bits_of_a_long_one(head_dim):
     [
         (128, (" && !is_set;", ";")),  # masked tiles raise a shift in another way
         (64, ("keep_part(of_part);", ";")),  # a part is lost
-        (64, ("first_row(work.tile) <= 8", "first_row(work.tile) <= 32")),  # rows 8 to 15 are left out, and exist
+        (64, ("return Range::LACKS_ROWS && i / 2 % 2 == 1;", "return Range::LACKS_ROWS && i / 4 % 2 == 1;")),  # keys
     ],
 )
 @pytest.mark.slow
@@ -272,6 +274,22 @@ def test_what_depends_on_others_is_refused():
         config = KernelConfig("flash_wgmma", {**right.params, **change})
         assert "batch_invariant" in str(family.why_impossible(problem, config, card))
     assert "PART_TILES" in str(family.why_impossible(problem.with_(batch_invariant=False), right, card))
+
+
+def test_few_rows_have_tiles_of_their_own():
+    family, card = registry.lookup("flash_wgmma"), GPUS["h100"]
+    problem = parse_shape("B=1,H=16,Hkv=4,Sq=2,Sk=900,D=64,batch_invariant=1")
+    few = pick(problem, card).config
+    assert (few["BLOCK_M"], few["STORE"]) == (8, "rows")
+    many = KernelConfig("flash_wgmma", {**few.params, "BLOCK_M": 64, "GROUP_ROWS": True})
+    assert "half of each lane's softmax" in str(family.why_invalid(problem, many, card))
+    assert not family.why_invalid(problem.with_(seqlen_q=3), many, card)
+    assert not family.why_impossible(problem.with_(seqlen_q=300), few, card), "right for any number of rows"
+    assert "batch_invariant" in str(family.why_impossible(problem.with_(batch_invariant=False), few, card))
+    by_map = KernelConfig("flash_wgmma", {**few.params, "STORE": "tensor_map"})
+    assert "STORE=rows" in str(family.why_impossible(problem, by_map, card))
+    rows = next(p for p in family.space(problem.with_(batch_invariant=False), card).parameters if p.name == "BLOCK_M")
+    assert 8 not in rows.values
 
 
 def test_a_search_draws_from_the_recipe_alone():

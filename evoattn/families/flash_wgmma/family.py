@@ -141,7 +141,10 @@ class FlashWgmma(Family):
 
     def space(self, problem: AttentionProblem, gpu: GpuSpec) -> SearchSpace:
         whole = super().space(problem, gpu)
-        return whole if problem.batch_invariant else whole.restricted(dict(PART_TILES=("0",), PARTS_MERGE=("memory",)))
+        if problem.batch_invariant:
+            return whole
+        rows = ("64", "128", "192", "256")  # not FEW_ROWS
+        return whole.restricted(dict(BLOCK_M=rows, PART_TILES=("0",), PARTS_MERGE=("memory",)))
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
@@ -164,9 +167,6 @@ class FlashWgmma(Family):
         return {
             "CLUSTER": split,
             "PARTS_IN_GLOBAL": parts_in_global(problem, genes),
-            "FEW_ROWS": problem.batch_invariant  # else one source serves all lengths
-            and genes.BLOCK_M == WARPGROUP_ROWS
-            and rows_of_tiles(problem, genes) <= FEW_ROWS,
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             **variant_constants(problem),
             **block_list_constants(problem),
@@ -313,6 +313,8 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return reason
     if genes.PARTS_MERGE == "cluster" and not genes.PART_TILES:
         return "PARTS_MERGE=cluster needs PART_TILES."
+    if genes.BLOCK_M == FEW_ROWS and not (problem.batch_invariant and genes.STORE == "rows"):
+        return f"BLOCK_M={FEW_ROWS} needs batch_invariant=1, and STORE=rows: a box of a tensor map has more rows."
     if genes.SCHEDULE == "balanced" and not problem.varlen and (problem.causal or problem.seqused):
         return (
             "SCHEDULE=balanced needs mask=full and sequences of one length, or packed ones: it gives blocks the same "
@@ -365,6 +367,8 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
         return "GROUP_ROWS needs query heads that share a K/V head, and here each has one of its own."
     if block_m > WARPGROUP_ROWS and block_m >= 2 * rows:
         return f"BLOCK_M={block_m} for {rows} rows leaves half of the warpgroups or more without work."
+    if problem.batch_invariant and block_m != FEW_ROWS and rows <= FEW_ROWS:
+        return f"BLOCK_M={block_m} for {rows} rows leaves half of each lane's softmax without work."
     if block_n > 48 and block_n >= 2 * problem.seqlen_k:
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if split > key_tiles:

@@ -33,7 +33,11 @@ Store = Literal["tensor_map", "rows", "chunks"]
 class FlashWgmmaGenes(Genes):
     """The parameters of flash_wgmma."""
 
-    BLOCK_M: int = gene("query rows per block, 64 per consumer warpgroup", (64, 128, 192, 256))
+    BLOCK_M: int = gene(
+        "query rows per block, 64 per consumer warpgroup; 8, of batch_invariant problems: those of one warp's lanes, "
+        "half of whose softmax is left out",
+        (8, 64, 128, 192, 256),
+    )
     BLOCK_N: int = gene("keys per tile", (48, 64, 80, 96, 112, 128))
     STAGES: int = gene("tiles of K and of V in shared memory; those not in use are being copied", (1, 2, 3, 4))
     BLOCKS_PER_SM: int = gene("blocks that registers and shared memory leave room for on one SM", (1, 2, 3))
@@ -133,7 +137,12 @@ REGISTERS_UNDER_WGMMA = 26
 
 def warpgroups(genes: FlashWgmmaGenes) -> int:
     """Consumer warpgroups."""
-    return genes.BLOCK_M // WARPGROUP_ROWS
+    return math.ceil(genes.BLOCK_M / WARPGROUP_ROWS)
+
+
+def multiplied_rows(genes: FlashWgmmaGenes) -> int:
+    """Rows of the products and of Q in shared memory: those of a tile, or more."""
+    return WARPGROUP_ROWS * warpgroups(genes)
 
 
 def producer_warps(genes: FlashWgmmaGenes) -> int:
@@ -329,16 +338,16 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     if keeps_parts(genes) and not parts_in_global(problem, genes):  # O takes their place
         o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
-    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
+    q_bytes = multiplied_rows(genes) * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
-    o_bytes = o_row_bytes * genes.BLOCK_M
+    o_bytes = o_row_bytes * multiplied_rows(genes)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
     return q_bytes + kv_bytes + o_bytes + barriers + (2 * tile_words + order) * 4
 
 
 FEW_ROWS = 8
-"""Rows of a tile of which a lane has one each, not two: the second half of the exponentials is left out."""
+"""BLOCK_M of tiles of which a lane has one row, not two."""
 
 
 def rows_of_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -431,7 +440,7 @@ SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3
 
 def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
     """The one launch. A step's `waits` leave out the products: they are in `tensor_flops`."""
-    rows, keys, groups = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes)
+    rows, keys, groups, scores = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes), multiplied_rows(genes) * genes.BLOCK_N
     mean, most, count = row_steps(problem, rows, keys, group_slots(problem) if genes.GROUP_ROWS else 1)
     own = blocks_of_sequence(problem, count)
     _, heads = row_tiles(problem, genes)
@@ -447,7 +456,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             4 * groups,
             smem_bytes(problem, genes),
             registers or registers_at_launch(genes),
-            together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies), _asked(problem)),
+            together(variant_step(problem, scores), _step(problem, genes, groups, copies), _asked(problem)),
             mean / shares * pace / (min(split, parts_of(math.ceil(mean), genes)) if genes.PART_TILES else split),
             pace * (1 if shares_sequences(problem, genes) else _most_tiles(genes, most)),
             together(_ends(problem, genes, groups), times=1 / shares),
@@ -514,18 +523,19 @@ def _asked(problem: AttentionProblem) -> Step:
 
 def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float) -> Step:
     """A block's work on a tile of keys, but for a variant's own."""
-    rows, keys, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim_v
+    rows, keys, value_dim = multiplied_rows(genes), genes.BLOCK_N, problem.head_dim_v
     scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
     rescaled = rows * value_dim if genes.RESCALE == "always" else 0
-    lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
+    computed = scores / (2 if genes.BLOCK_M == FEW_ROWS else 1)
+    lanes = computed * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
     size = problem.element_bytes
     tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * size
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * size)
     return Step(
         2.0 * scores * _widths(problem),
         lanes,
-        scores * (1 - polynomial) + rescaled / 64,
-        lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
+        computed * (1 - polynomial) + rescaled / 64,
+        lanes / WARP + computed * (1 - polynomial) / WARP + 20 * 4 * groups,
         reads + tile_bytes,
         keys * (problem.head_dim + value_dim) * size,
         SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
@@ -555,7 +565,7 @@ def _numbers(
     problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float, tiles: int
 ) -> dict[str, float]:
     """What else may matter: `LaunchWork.genes`."""
-    rows = genes.BLOCK_M
+    rows = multiplied_rows(genes)
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     most_tiles = math.ceil(key_tiles / genes.KEY_SPLIT)
     have = moved_registers(genes)[1] or registers_at_launch(genes)

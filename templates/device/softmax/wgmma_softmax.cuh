@@ -30,9 +30,14 @@ constexpr float NO_KEYS = -1e38f;  // the shift of no key: finite, so that a mas
 struct WholeRange {
   static constexpr int TOP = 0;
   static constexpr float HIGHEST = 32768.f;
-  static constexpr bool MAX_OF_BITS = false;    // maxima of a tile are of integers, where that is right
-  static constexpr bool MAY_LACK_ROWS = false;  // rows g + 8 may be none of any answer
+  static constexpr bool MAX_OF_BITS = false;  // maxima of a tile are of integers, where that is right
+  static constexpr bool LACKS_ROWS = false;   // rows g + 8 are none of any answer, and their probabilities 0
 };
+
+// Of a lane's numbers.
+template <class Range> constexpr __device__ __forceinline__ bool lacks(int i) {
+  return Range::LACKS_ROWS && i / 2 % 2 == 1;
+}
 
 // Rows g and g + 8 of a lane.
 struct RowState {
@@ -222,28 +227,16 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
 }
 
 // s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums per row
-// hide the latency. MAY_LACK_ROWS: if it `lacks_rows`, half of these exponentials are left out: 0.
+// hide the latency.
 template <int EIGHTHS, class Range, int FLOATS>
-__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2], bool lacks_rows) {
+__device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
   float odd[2] = {0.f, 0.f};
-  auto exponential = [&](int i) {
+#pragma unroll
+  for (int i = 0; i < FLOATS; ++i) {
+    if (lacks<Range>(i)) continue;
     if (!on_fma_units<EIGHTHS>(i)) s[i] = exp2_approx(s[i]);
     else s[i] = exp2_polynomial(s[i]);
     (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
-  };
-#pragma unroll
-  for (int i = 0; i < FLOATS; ++i)
-    if (!Range::MAY_LACK_ROWS || i / 2 % 2 == 0) exponential(i);
-  if constexpr (Range::MAY_LACK_ROWS) {  // the branch is to use no accumulators of the product, which it would copy
-#pragma unroll
-    for (int i = 2; i < FLOATS; i += i % 4 == 3 ? 3 : 1) asm volatile("" : "+f"(s[i]));
-  }
-  if (Range::MAY_LACK_ROWS && lacks_rows) {
-#pragma unroll
-    for (int i = 2; i < FLOATS; i += 4) s[i] = s[i + 1] = 0.f;
-  } else if constexpr (Range::MAY_LACK_ROWS) {
-#pragma unroll
-    for (int i = 2; i < FLOATS; i += 4) exponential(i), exponential(i + 1);
   }
   sum[0] += odd[0], sum[1] += odd[1];
 }
@@ -259,14 +252,14 @@ template <class Range> __device__ __forceinline__ bool too_high(const float (&su
 template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, class Range = WholeRange,
           typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
-                                             ScoresAgain scores_again, bool lacks_rows = false) {
+                                             ScoresAgain scores_again) {
   bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, EIGHTHS, Range>(state, s, scale, factor);
   if constexpr (!looks_back(RESCALE) || (RESCALE == Rescale::LAZY_AFTER && (FIRST || MASKED))) {
-    exponentiate<EIGHTHS, Range>(s, state.sum, lacks_rows);
+    exponentiate<EIGHTHS, Range>(s, state.sum);
     return rescale;
   }
   float sum[2] = {0.f, 0.f};
-  exponentiate<EIGHTHS, Range>(s, sum, lacks_rows);
+  exponentiate<EIGHTHS, Range>(s, sum);
   if constexpr (!FIRST && !MASKED) {
     rescale = too_high<Range>(sum);
     if (rescale) {
@@ -274,7 +267,7 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
       constexpr bool ROWS = RESCALE == Rescale::LAZY_ROWS;
       shift_scores<ROWS ? RESCALE : Rescale::ALWAYS, 0, false, ROWS, EIGHTHS, Range>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
-      exponentiate<EIGHTHS, Range>(s, sum, lacks_rows);
+      exponentiate<EIGHTHS, Range>(s, sum);
     }
   }
   state.sum[0] += sum[0], state.sum[1] += sum[1];
@@ -282,10 +275,17 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
 }
 
 // P in the element type, as the A operand of the next product: the accumulators of 16 keys are its registers in order.
-template <typename Element, int STEPS>
+// ROWS: of a lane; 1: those of rows g + 8 stay.
+template <typename Element, int ROWS = 2, int STEPS>
 __device__ __forceinline__ void pack_probabilities(uint32_t (&p)[STEPS][4], const float (&s)[8 * STEPS]) {
 #pragma unroll
-  for (int i = 0; i < 4 * STEPS; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < 4 * STEPS; i += 3 - ROWS) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
+}
+// P of no rows g + 8, each in a register of its own: of zeros that are known to be the same, ptxas makes copies before
+// each product, and waits for that.
+template <int STEPS> __device__ __forceinline__ void lack_probabilities(uint32_t (&p)[STEPS][4], uint32_t zero) {
+#pragma unroll
+  for (int i = 1; i < 4 * STEPS; i += 2) p[i / 4][i % 4] = __shfl_sync(ALL_LANES, zero, i);
 }
 
 template <int FLOATS> __device__ __forceinline__ void scale_rows(float (&o)[FLOATS], const float (&factor)[2]) {
