@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evoattn.model.paths import NO_HOME, _user_folder, data_folder, default_database, for_people
+from evoattn.model.errors import WrongUse
+from evoattn.model.paths import NO_HOME, _user_folder, data_folder, database_text, default_database, for_people
 from evoattn.model.whole_file import write_file
 
 FULL = """
@@ -133,6 +134,13 @@ def test_a_file_in_a_folder_that_takes_no_others_is_written_in_place(file):
 def test_the_home_folder_is_a_tilde(monkeypatch, home, path, expected):
     monkeypatch.setenv("HOME", home)
     assert for_people(path) == expected
+
+
+def test_a_database_is_named_by_a_text_or_a_path():
+    assert [database_text(db) for db in (None, "a.sqlite", Path("b/c.sqlite"))] == [None, "a.sqlite", "b/c.sqlite"]
+    for db in (5, b"a.sqlite"):
+        with pytest.raises(WrongUse, match="db must be a path or a URL as text"):
+            database_text(db)
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,10 @@ def _elsewhere() -> Iterator[Any]:
     yield given_arguments.as_bias(mask, torch.zeros(1, dtype=torch.half)).device.type
 
 
+SEEN = (2, 8), (1, 300), (300, 5000)
+"""K/V heads, queries and keys."""
+
+
 def _halves(*shape: int, dtype: Any = torch.float16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
@@ -377,6 +381,11 @@ def facts() -> Iterator[tuple[str, Any]]:
     yield "arguments", [[sorted(it) if isinstance(it, frozenset) else it for it in row] for row in table]
     calls = list(_calls())
     yield "eight bits", [attention_fp8.why_sixteen_bits(call) for call in calls]
+    seen = [(_halves(2, 8, rows, 64), _halves(2, heads, keys, 64)) for heads, rows, keys in itertools.product(*SEEN)]
+    yield (
+        "keys seen",
+        [attention_fp8._seen(*pair, *of) for pair in seen for of in itertools.product((False, True), repeat=2)],
+    )
     yield "problems", [answer(_problem, call) for call in calls]
     said = ("packed", "paged", "causal", "has_variant", "wants_gradients")
     yield "properties", [[answer(getattr, call, name) for name in said] for call in calls]

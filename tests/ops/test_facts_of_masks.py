@@ -66,6 +66,13 @@ def _said(name: str, shape: Shape) -> Iterator[Any]:
             yield [block_masks.expression_of(mask, score, said) for score in ("", "s*2") for said in ("", "q>k")]
 
 
+def _known(said: flex.Said | str) -> Any:
+    """What is kept of functions."""
+    if isinstance(said, str):
+        return said
+    return [said.is_named, said.folds, said.softcap, said.added, said.bounds, said.apart and _known(said.apart)]
+
+
 def _changed(mask: BlockMask) -> Iterator[BlockMask]:
     """Masks that do not fit what the first one fits."""
     short = lambda one: None if one is None else one[..., :1]
@@ -104,6 +111,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     for name in MODS:
         flex._known.clear(), flex._values.clear()  # as in a new process
         yield f"calls of {name}", [*_said(name, SHAPE)]
+        yield f"known of {name}", [_known(one) for one in flex._known.values()]
     seen = lambda b, h, q, k: (q + 7 * h >= k - 200 + 3 * b) & (k > 60)
     mask, of = _made(seen, SHAPE, (2, 4), (16, 48)), (2, 4, 77, 301)
     yield (

@@ -114,11 +114,15 @@ def test_a_study_of_one_board_goes_on_with_two_by_its_fastest_kernel(storage):
     assert {t.timings[0].protocol["reference"] for t in latest} == {fastest.number}
 
 
-def test_a_board_may_fail_to_time_the_reference_now_and_then_but_not_in_a_row():
+def test_the_first_right_kernel_compares_boards_which_may_fail_but_not_in_a_row():
     devices = Devices(("a", "b"), [worker(True, False), worker(True, False)], Progress(), 5.0, lambda: None)
     fails = Outcome(None, Ending.RAISED, "no memory is left", 0.1)
     times = Outcome(None, Ending.RESULT, Timing((11.0,), {}), 0.1)
-    devices.scale.refer_to(reference(10.0))
+    built = reference(0.0).kernel
+    for state, us in ((TrialState.WRONG_RESULT, 9.0), (TrialState.COMPLETE, 10.0), (TrialState.COMPLETE, 11.0)):
+        timed = SimpleNamespace(state=state, timing=Timing((us,), {}), number=7)
+        devices.learn(devices.first, SimpleNamespace(built=built), timed)
+    assert devices.scale.reference == Reference(built, 7, 10.0), "the first that is right"
     for ending in (*[fails] * (GAUGE_TRIES - 1), times) * 2:
         for device in devices.devices:
             devices._gauged(device, ending)
