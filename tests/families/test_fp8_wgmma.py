@@ -189,6 +189,19 @@ def test_a_scale_that_is_no_number_is_no_answer(genes):
     assert check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason == ""
 
 
+@pytest.mark.parametrize(
+    "genes, scales, mask, more",
+    [(LINES, "block", "full", 1e6), ({}, "block", "full", 1e9), (LINES, "head", "causal_upper_left", 1e9)],
+)
+def test_scores_of_more_octaves_than_fp16_has_are_answered(genes, scales, mask, more):
+    problem = parse_shape(f"B=1 H=1 Sq=64 Sk=200 D=64 e4m3 scales={scales} mask={mask}")
+    proof = proof_of(problem)
+    tensors = proof.make_inputs(problem, 1, "cpu")
+    tensors["k_scale"] *= more
+    case = Case("large scales", problem, tensors, proof.make_answer(problem, tensors, "plain", True))
+    assert check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason == ""
+
+
 @pytest.mark.slow
 def test_no_score_of_a_row_whose_sum_is_rounded_down_is_beyond_fp16():
     # Sums of bf16 lose 3 % of these numbers, and e4m3 rounds them up by 4 %; all keys are the largest.

@@ -68,9 +68,13 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
   float maximum[2], shift[2], given[2], ignored;
   max_of_pairs(pairs, maximum);
   if constexpr (MASKED) scale = max_nan(scale, LEAST);
-  const uint32_t scales = pack2<Fp16>(UNIT * scale, UNIT * scale);
-  unpack2(scales, Fp16{}, scale, ignored);
-  scale *= 1.f / UNIT;
+  // With a scale that fp16 has not all weights but those of the greatest scores are 0, as with the most it has.
+  const bool beyond = UNIT * scale > MOST;  // not of NaN, which stays
+  const uint32_t scales = pack2<Fp16>(beyond ? MOST : UNIT * scale, beyond ? MOST : UNIT * scale);
+  if (!beyond) {
+    unpack2(scales, Fp16{}, scale, ignored);
+    scale *= 1.f / UNIT;
+  }
   bool lacks[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -78,32 +82,25 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
     lacks[row] = MASKED && shift[row] == NO_KEYS;
     if (lacks[row]) shift[row] = 0.f;
   }
-  uint32_t added = pack2<Fp16>(fmaxf(fmaf(-shift[0], UNIT, FROM), -MOST), fmaxf(fmaf(-shift[1], UNIT, FROM), -MOST));
-  auto round_shifts = [&] {  // to what is added, but for those that fp16 has not
+  float from[2] = {-shift[0], -shift[1]};  // what is added to scores, in octaves
+  const bool subtracts = __any_sync(ALL_LANES, !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR));
+  if (subtracts) {  // from scores their greatest, where a shift has too few digits; the rest may be far below other tiles
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const bool hidden = MASKED && maximum[row] == NEGATIVE_INFINITY;
+      given[row] = hidden ? 0.f : -maximum[row];
+      from[row] = hidden ? 0.f : fmaf(maximum[row], scale, -float(Range::TOP)) - shift[row] + float(Range::TOP);
+    }
+    const uint32_t less = pack2<Fp16>(given[0], given[1]);
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) pairs[i] = add_pairs(pairs[i], byte_permute(less, less, i % 2 ? 0x3232 : 0x1010));
+  }
+  const uint32_t added = pack2<Fp16>(fmaxf(fmaf(from[0], UNIT, FROM), -MOST), fmaxf(fmaf(from[1], UNIT, FROM), -MOST));
+  if (!subtracts) {  // shifts are rounded to what is added, but for those that fp16 has not
     unpack2(added, Fp16{}, given[0], given[1]);
 #pragma unroll
     for (int row = 0; row < 2; ++row)
       if (fabsf(given[row]) < MOST) shift[row] = (FROM - given[row]) * (1.f / UNIT);
-  };
-  bool subtracts = !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR);
-  if (__any_sync(ALL_LANES, subtracts)) {  // from scores, where a shift has too few digits; unless they are too small
-#pragma unroll
-    for (int row = 0; row < 2; ++row) given[row] = lacks[row] ? 0.f : -(shift[row] + float(Range::TOP)) / scale;
-    subtracts = __all_sync(ALL_LANES, fabsf(given[0]) < MOST && fabsf(given[1]) < MOST);
-    if (subtracts) {
-      added = pack2<Fp16>(given[0], given[1]);
-      unpack2(added, Fp16{}, given[0], given[1]);
-#pragma unroll
-      for (int i = 0; i < WORDS; ++i)
-        pairs[i] = add_pairs(pairs[i], byte_permute(added, added, i % 2 ? 0x3232 : 0x1010));
-#pragma unroll
-      for (int row = 0; row < 2; ++row) shift[row] = -fmaf(given[row], scale, float(Range::TOP));
-      added = pack2<Fp16>(fmaf(Range::TOP, UNIT, FROM), fmaf(Range::TOP, UNIT, FROM));
-    } else {
-      round_shifts();
-    }
-  } else {
-    round_shifts();
   }
   const uint32_t of_row[2] = {byte_permute(added, added, 0x1010), byte_permute(added, added, 0x3232)};
   uint32_t sums[2][2] = {}, order = LOW_HALVES;
