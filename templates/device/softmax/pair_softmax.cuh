@@ -84,7 +84,7 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
   }
   float from[2] = {-shift[0], -shift[1]};  // what is added to scores, in octaves
   const bool subtracts = __any_sync(ALL_LANES, !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR));
-  if (subtracts) {  // from scores their greatest, where a shift has too few digits; the rest may be far below other tiles
+  if (subtracts) {  // from scores their greatest, where a shift has too few digits; the rest may be far below others
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const bool hidden = MASKED && maximum[row] == NEGATIVE_INFINITY;
