@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from evoattn.families.backward import Backward, bias_gradient, bias_gradient_strides, shares_bias, strides_of
 from evoattn.families.backward_wgmma.resources import (
     GROUP_KEYS,
+    ROW_THREADS,
     BackwardWgmmaGenes,
     adds_in_order,
     dim_shares,
@@ -25,6 +26,7 @@ from evoattn.families.backward_wgmma.resources import (
     scratch,
     section_heads,
     smem_bytes,
+    term_parts,
     threads,
     units,
     v_steps,
@@ -56,10 +58,9 @@ MAX_SINGLE_DIM = 128
 MAX_SHARED_DIM, MAX_SUM_OF_DIMS = 192, 320
 """The largest head_dim, and sum of both, whose dK and dV a thread's registers hold beside small tiles of queries;
 of larger ones warpgroups have parts."""
-ROW_THREADS = 256
-"""Of the launches that make the terms of the queries and the rows of dQ."""
 ROW_PARTS = 4
-"""Blocks of these that share a tile of queries: of one alone each row would wait for those before it."""
+"""Blocks of the launch that makes rows of dQ that share a tile of queries: of one alone each row would wait for those
+before it."""
 KEY_SHARES = 8
 """Blocks of the last launch that add up dK and dV of a tile of keys, QUERY_SPLIT > 1; of grouped heads in all."""
 
@@ -142,6 +143,7 @@ class BackwardWgmma(Backward):
             "SINK_GRADIENT": "sinks" in parse_grads(problem.grads),
             "QUERY_SPLIT": genes.QUERY_SPLIT,
             "DV_LAST": genes.ORDER == "dv_last",
+            "TERM_PARTS": term_parts(problem, genes),
             "ROW_PARTS": ROW_PARTS,
             "KEY_SHARES": KEY_SHARES,
             "SPLIT_LAST": genes.SPLIT == "last",
@@ -294,7 +296,12 @@ class BackwardWgmma(Backward):
         return (
             *packs,
             KernelLaunch(
-                "backward_wgmma_terms", (tiles * ROW_PARTS, *row_grid), row_block, 0, terms, overlaps=bool(packs)
+                "backward_wgmma_terms",
+                (tiles * term_parts(problem, genes), *row_grid),
+                row_block,
+                0,
+                terms,
+                overlaps=bool(packs),
             ),
             KernelLaunch(
                 self.name,
