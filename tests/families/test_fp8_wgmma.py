@@ -202,6 +202,20 @@ def test_scores_of_more_octaves_than_fp16_has_are_answered(genes, scales, mask, 
     assert check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason == ""
 
 
+@pytest.mark.parametrize("genes", [LINES, {}, {"POLYNOMIAL_EIGHTHS": 2}], ids=["lines", "exponentials", "some lines"])
+@pytest.mark.parametrize("k_scale", [4e4, 1e5, 2e5, 1e7])
+def test_scores_that_such_a_scale_takes_few_octaves_apart(genes, k_scale):
+    problem = parse_shape("B=1 H=1 Sq=64 Sk=64 D=64 e4m3 scales=head")
+    proof = proof_of(problem)
+    tensors = proof.make_inputs(problem, 1, "cpu")
+    for name in "qk":
+        tensors[name][:] = 0
+    tensors["q"][..., 0] = tensors["k"][..., ::2, 0] = 2**-6
+    tensors["q_scale"][:], tensors["k_scale"][:] = 1, k_scale
+    case = Case("scores that are near", problem, tensors, proof.make_answer(problem, tensors, "plain", True))
+    assert check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason == ""
+
+
 @pytest.mark.slow
 def test_no_score_of_a_row_whose_sum_is_rounded_down_is_beyond_fp16():
     # Sums of bf16 lose 3 % of these numbers, and e4m3 rounds them up by 4 %; all keys are the largest.

@@ -68,8 +68,7 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
   float maximum[2], shift[2], given[2], ignored;
   max_of_pairs(pairs, maximum);
   if constexpr (MASKED) scale = max_nan(scale, LEAST);
-  // With a scale that fp16 has not all weights but those of the greatest scores are 0, as with the most it has.
-  const bool beyond = UNIT * scale > MOST;  // not of NaN, which stays
+  const bool beyond = UNIT * scale > MOST;  // what fp16 has: multiplied in twice; not of NaN, which stays
   const uint32_t scales = pack2<Fp16>(beyond ? MOST : UNIT * scale, beyond ? MOST : UNIT * scale);
   if (!beyond) {
     unpack2(scales, Fp16{}, scale, ignored);
@@ -83,7 +82,7 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
     if (lacks[row]) shift[row] = 0.f;
   }
   float from[2] = {-shift[0], -shift[1]};  // what is added to scores, in octaves
-  const bool subtracts = __any_sync(ALL_LANES, !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR));
+  const bool subtracts = __any_sync(ALL_LANES, beyond || !(fabsf(shift[0]) < FAR && fabsf(shift[1]) < FAR));
   if (subtracts) {  // from scores their greatest, where a shift has too few digits; the rest may be far below others
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -91,9 +90,13 @@ __device__ __forceinline__ void softmax_of_pairs(RowState& state, uint32_t (&pai
       given[row] = hidden ? 0.f : -maximum[row];
       from[row] = hidden ? 0.f : fmaf(maximum[row], scale, -float(Range::TOP)) - shift[row] + float(Range::TOP);
     }
-    const uint32_t less = pack2<Fp16>(given[0], given[1]);
+    const float more = fminf(fmaxf(UNIT * scale * (1.f / MOST), 1.f), MOST);  // of the scale than fp16 has
+    const uint32_t less = pack2<Fp16>(given[0], given[1]), rest = pack2<Fp16>(more, more);
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) pairs[i] = add_pairs(pairs[i], byte_permute(less, less, i % 2 ? 0x3232 : 0x1010));
+    for (int i = 0; i < WORDS; ++i) {
+      pairs[i] = add_pairs(pairs[i], byte_permute(less, less, i % 2 ? 0x3232 : 0x1010));
+      pairs[i] = multiply_add(pairs[i], rest, 0);
+    }
   }
   const uint32_t added = pack2<Fp16>(fmaxf(fmaf(from[0], UNIT, FROM), -MOST), fmaxf(fmaf(from[1], UNIT, FROM), -MOST));
   if (!subtracts) {  // shifts are rounded to what is added, but for those that fp16 has not
