@@ -31,6 +31,7 @@ struct KeyParts {
 };
 static_assert(!IN_PARTS || (SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
               "parts are added up in turn, by one thread each");
+static_assert(!FEW_ROWS || CLUSTER == 1 || IN_PARTS, "Partial::gather sends from all warps");
 constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows
 constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
 constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide

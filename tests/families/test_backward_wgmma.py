@@ -358,10 +358,12 @@ def test_the_gradient_of_a_bias_beside_an_expression_is_left_to_another_family()
     assert "backward_scalar" in (FAMILY.why_unsupported(asked, H100) or "")
 
 
-def test_a_source_whose_sums_of_dq_are_wider_is_outdated():
+def test_a_source_of_other_launches_or_sums_is_outdated():
     source = render(FAMILY, parse_shape("B=1 H=2 S=200 D=32 op=backward"), START, H100).source
     assert FAMILY.why_outdated(START, source) is None
     before = source.replace("DQ_ALL_COLUMNS = 32", "DQ_ALL_COLUMNS = (HEAD_DIM + 63) / 64 * 64")
     assert "memory" in (FAMILY.why_outdated(START, before) or "")
+    before = source.replace("TERM_PARTS", "ROW_PARTS")
+    assert "first launch" in (FAMILY.why_outdated(START, before) or "")
     by_bulk = type(START)(START.family, START.params | {"DQ_SUM": "bulk"})
     assert "shared memory" in (FAMILY.why_outdated(by_bulk, source) or "")

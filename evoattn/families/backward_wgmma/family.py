@@ -212,6 +212,8 @@ class BackwardWgmma(Backward):
             return "It is of before the sums of dQ were as wide as head_dims below 64, and takes more memory for them."
         if config.params.get("DQ_SUM") == "bulk":
             return "DQ_SUM=bulk is gone: it sums dQ in shared memory that today's launches leave out."
+        if "backward_wgmma_terms" in source and "TERM_PARTS" not in source:
+            return "It is of before the blocks of its first launch depended on head_dim, and would leave rows out."
         return super().why_outdated(config, source)
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:

@@ -338,9 +338,9 @@ MOST_PARTS, ROWS_AT_ONCE = 4, 2
 
 
 def term_parts(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
-    """Blocks of the launch for terms that share a tile of queries: so many that a thread has `ROWS_AT_ONCE` rows. Where
-    it had one, at head_dim 64, an SM took 0.67 µs for each block, whatever its bytes, and the launch 1.25 times as long
-    as FlashAttention 4's (an H200)."""
+    """Blocks of the launch for terms that share a tile of queries: so many that a thread has `ROWS_AT_ONCE` rows, where
+    tiles are large enough, and `MOST_PARTS` at most. Where it had one, at head_dim 64, an SM took 0.67 µs for each
+    block, whatever its bytes, and the launch 1.25 times as long as FlashAttention 4's (an H200)."""
     pieces = math.ceil(problem.head_dim_v / 8)  # of 16 bytes, a row
     lanes = min(32, max(4, 1 << (pieces - 1).bit_length()))  # that share a row: see `row_terms.cuh`
     return max(1, min(MOST_PARTS, math.ceil(genes.BLOCK_M * lanes / (ROW_THREADS * ROWS_AT_ONCE))))
