@@ -82,10 +82,10 @@ def make_answer(
 
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
-    """Small cases. Whoever leaves out a head, a row or a page, or writes what has no place, fails one; the longest of
-    the sequences in use ends in its second page."""
+    """Small cases. Whoever leaves out a head, a row or a page, or writes what has no place, fails one; the new rows of
+    the longest sequence go on in another page."""
     page = max(1, problem.page)
-    small = problem.with_(batch=3, heads=6, kv_heads=2, seqused=problem.seqused and f"0:{max(60, problem.page + 20)}")
+    small = problem.with_(batch=3, heads=6, kv_heads=2, seqused=problem.seqused and f"0:{max(60, problem.page - 5)}")
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     return [
         ("one row", small.with_(seqlen_q=1, seqlen_k=64), "plain"),

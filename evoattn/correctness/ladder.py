@@ -38,6 +38,11 @@ class _Rows:
             self.valid[i, :count] = ~nan
         self.counts = torch.tensor([values.numel() for values in exact], dtype=torch.float64, device=device)
 
+    @property
+    def tables(self) -> list[torch.Tensor]:
+        """All that a verdict rests on."""
+        return [self.places, self.exact, self.valid, self.left, self.nowhere, self.counts]
+
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """The rows out of the arena's bytes."""
         size = self.dtype.itemsize
@@ -99,7 +104,7 @@ class Ladder:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What no kernel is handed and the verdicts rest on."""
-        tables = [tensor for rows, _ in self._rows.values() for tensor in (rows.places, rows.exact, rows.valid)]
+        tables = [tensor for rows, _ in self._rows.values() for tensor in rows.tables]
         return [*self._images, *self._after, self._written, *tables]
 
     def climb(self, backend: QueuedBackend, kernel: BuiltKernel) -> tuple[CheckResult, ...]:

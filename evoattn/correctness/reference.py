@@ -213,7 +213,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the
     interpreter's check does. Numbers of 8 bits are those that they stand for, times their scales: what is allowed is
     what 16-bit attention of these is off, in O's dtype; where Q too has 8 bits, what it is off with weights of 8 bits.
-    """
+    Raises `ValueError` where finite numbers have an exact answer of NaN: a kernel would be asked for it."""
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
     by_columns = problem.scales == PER_COLUMNS  # whose scales are multiplied in before products, and rounded
     eight = problem.dtype == "e4m3"  # products of int8 are exact, and their weights have 16 bits
@@ -223,6 +223,8 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
     low = exact_attention(problem, q, k, v, torch.float8_e4m3fn if eight else dtype, others=tensors).to(dtype)
     answer, nowhere = exact, exact.isnan()
+    if (nowhere.any(-1) & q.isfinite().all(-1)).any() and k.isfinite().all() and v.isfinite().all():
+        raise ValueError("The exact answer to finite numbers is none: the formula is wrong.")
     exact, low = exact.masked_fill(nowhere, 0), low.masked_fill(nowhere, 0)
     rounded = exact.to(dtype)
     nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)

@@ -1,7 +1,8 @@
 """Kernels of a family as they are or with a fault in them, and what the interpreter says of them. Problems and configs
 of families' tests. What the tests of the families over a latent cache share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case, proof_of
@@ -14,7 +15,7 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 from tests.support.compiles import compile_kept, ptx_kept
 from tests.support.source_edits import replaced
 
@@ -61,7 +62,8 @@ def small_faults(kernel: BuiltKernel, problem: AttentionProblem, cases: slice | 
     if isinstance(cases, slice):
         chosen = every[cases]
     else:
-        chosen = every[:2] + [every[2 + cases % (len(every) - 2)]] * (len(every) > 2)
+        chosen, others = every[:2], every[2:]
+        chosen += [others[cases % len(others)]] if others else []
     for small in chosen:
         result = check(small.backend(backend), small.placed(kernel), small.make(1))
         if not result.passed:
@@ -69,13 +71,21 @@ def small_faults(kernel: BuiltKernel, problem: AttentionProblem, cases: slice | 
     return []
 
 
-def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, batch=1, **rest) -> AttentionProblem:
+def problem(
+    seqlen_q: int = 1024,
+    seqlen_k: int = 1024,
+    head_dim: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    batch: int = 1,
+    **rest: Any,
+) -> AttentionProblem:
     return AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
 
 
-def configs(family, gpu, base):
+def configs(family: str, gpu: GpuSpec, base: Mapping[str, Value]) -> Callable[..., KernelConfig]:
     """A function that makes a config of `base` with other genes."""
-    return lambda **genes: load_space(family, gpu).make_config(base | genes)
+    return lambda **genes: load_space(family, gpu).make_config({**base, **genes})
 
 
 H100 = GPUS["h100"]
