@@ -10,7 +10,7 @@ MOST = 1024
 
 def remember(table: dict[K, V], key: K, value: V, most: int = MOST) -> V:
     """The value, which the table has from now on; one that has `most` entries begins anew."""
-    if len(table) >= most:
+    if key not in table and len(table) >= most:
         table.clear()
     table[key] = value
     return value

@@ -432,8 +432,9 @@ class Runtime:
         with self._lock:
             plans = self.plans
             call.require()
-            if known in self._unraced and (call.compiled or self.platform is None or self.platform.capturing()):
-                return self._unraced[known]
+            unraced = self._unraced.get(known)
+            if unraced and (call.compiled or self.platform is None or self.platform.capturing()):
+                return unraced
             if call.folds and not self._is_folded(call, known):
                 return Refusal(FOLDING)
             choice = self.choice(call, contends=True)

@@ -62,13 +62,13 @@ def sdpa(
     Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
     formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
     addresses: its kernels load 16 bytes at once without a look at where tensors begin
-    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device. A float32
-    mask beside float64 is made float64: torch's kernel for CPUs reads it in other steps than it lies, and answers wrong
+    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device. On a CPU a
+    float32 mask beside float64 is made float64: torch's kernel reads it in other steps than it lies, and answers wrong
     (2.11 and 2.13)."""
     refuse("it was left to torch")
     tensors = query, key, value
-    if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.float32 and query.dtype == torch.float64:
-        attn_mask = attn_mask.double()
+    if attn_mask is not None and all(map(_is_cpu_s, (query, attn_mask), (torch.float64, torch.float32))):
+        attn_mask = _doubled(attn_mask)
     if not _is_watched() and all(map(_is_plain, tensors)):
         unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
         if unfit and query.device == key.device == value.device:
@@ -81,6 +81,16 @@ def sdpa(
             query, key, value = map(aligned, tensors)
             attn_mask = None if attn_mask is None else readable(attn_mask, key.shape[-2])
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _is_cpu_s(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return isinstance(tensor, Tensor) and tensor.dtype == dtype and tensor.device.type == "cpu"
+
+
+def _doubled(mask: Tensor) -> Tensor:
+    """In float64; dimensions that repeat one number in memory still do."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())
+    return mask[once].double().expand(mask.shape)
 
 
 def is_aligned(tensor: Tensor) -> bool:

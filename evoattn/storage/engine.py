@@ -40,6 +40,8 @@ BETWEEN_SIGNALS = 1_000_000
 """Steps of SQLite's machine, some 10 ms, after which signals are seen to."""
 CONNECT_S = 10
 """How long a server may take to accept a connection."""
+BEFORE_RELEASES = frozenset(("0001", "0002", "0003"))
+"""Revisions of tables that no release wrote and no migration reads."""
 MIGRATION_LOCK = 0x65766F61
 """Key of the advisory lock under which tables are made and migrated ("evoa")."""
 _migrating = Lock()
@@ -202,7 +204,7 @@ def migrate(connection: Connection, current: str | None, where: str, migrations:
     config = Config()
     config.set_main_option("script_location", str(migrations.folder))
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-    if current is not None and current < min(known):
+    if current in BEFORE_RELEASES:
         raise StorageError(
             f"The database {where} is of an evoattn before the first release (its tables are at {current}), which no "
             "evoattn reads any more; choose another one with --db, and search again."

@@ -224,8 +224,9 @@ def test_a_float32_mask_beside_float64_is_read_as_it_lies(word):
     """SDPA itself answers wrong by more than 0.5."""
     query, key, value = torch.randn(3, 1, 2, 5, 16, dtype=torch.float64).unbind()
     key, value, mask = key.repeat(1, 1, 4, 1), value.repeat(1, 1, 4, 1), torch.randn(5, 20)
-    answer, right = (evoattn.attention(query, key, value, **{word: one}) for one in (mask, mask.double()))
-    assert torch.equal(answer, right)
+    for given in (mask, mask[:1].expand(2, 5, 20)):
+        answer, right = (evoattn.attention(query, key, value, **{word: one}) for one in (given, given.double()))
+        assert torch.equal(answer, right)
 
 
 def test_doubles_are_not_rounded_on_the_way():
