@@ -4,7 +4,7 @@ rows, keys shared out among blocks."""
 import math
 
 from evoattn.families.base import Aim, Aimed, Params
-from evoattn.families.flash_wgmma.resources import FlashWgmmaGenes, launch_work, merges_in_memory
+from evoattn.families.flash_wgmma.resources import FEW_ROWS, FlashWgmmaGenes, launch_work, merges_in_memory
 
 ROOMIEST = 3
 """Values of a tile's extent from which one is drawn, those that leave least idle."""
@@ -37,7 +37,7 @@ def group_rows(aim: Aim) -> Params:
 def fill_waves(aim: Aim) -> Params:
     """Rows of a tile and blocks per SM that leave few SMs idle in the last wave."""
     choices = []
-    for block_m in aim.values("BLOCK_M"):
+    for block_m in (rows for rows in aim.values("BLOCK_M") if rows != FEW_ROWS):
         for resident in aim.values("BLOCKS_PER_SM"):
             waves = math.ceil(_blocks(aim, BLOCK_M=block_m) / (aim.gpu.sm_count * resident))
             if block_m * resident <= max(aim.values("BLOCK_M")):  # whose outputs fit in the registers of an SM
