@@ -105,9 +105,8 @@ def _answer(problem: AttentionProblem, tensor: Tensor, turned: bool, smooth: boo
     spread = scale.repeat_interleave(problem.group_size, 1) if problem.scales == "head" else scale
     numbers = (wide * spread.reciprocal()).clamp(-element.largest, element.largest)
     dtype = getattr(torch, element.torch)
-    stored = (numbers.where(finite, math.nan) if dtype.is_floating_point else numbers.where(finite, 0).round()).to(
-        dtype
-    )
+    numbers = numbers.where(finite, math.nan) if dtype.is_floating_point else numbers.where(finite, 0).round()
+    stored = numbers.to(dtype)
     rounded = (eight_bits.turn(stored) if turned else stored).double()
     kept = (scale[:, :, ::BLOCK_ROWS] if problem.scales == PER_BLOCK else scale).reshape(problem.outputs[1].shape)
     if not smooth:

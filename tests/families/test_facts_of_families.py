@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from evoattn.families.block_list import packed_mask
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS, GpuSpec
@@ -84,5 +86,6 @@ def facts() -> Iterator[tuple[str, Any]]:
         yield f"starting configs of {family}", [*_starting(family, mine)]
 
 
+@pytest.mark.slow
 def test_what_is_decided_of_other_configs_stays():
     assert not changed("families")

@@ -202,8 +202,9 @@ def test_scores_of_more_octaves_than_fp16_has_are_answered(genes, scales, mask, 
     assert check(InterpreterBackend(), built(FAMILY, problem, config(**genes), SMALL), case).reason == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("genes", [LINES, {}, {"POLYNOMIAL_EIGHTHS": 2}], ids=["lines", "exponentials", "some lines"])
-@pytest.mark.parametrize("k_scale", [4e4, 1e5, 2e5, 1e7])
+@pytest.mark.parametrize("k_scale", [1e5, 1e7])
 def test_scores_that_such_a_scale_takes_few_octaves_apart(genes, k_scale):
     problem = parse_shape("B=1 H=1 Sq=64 Sk=64 D=64 e4m3 scales=head")
     proof = proof_of(problem)

@@ -140,25 +140,26 @@ FEW = "B=2,H=8,Hkv=2,Sq=1,Sk=4096,D=128"
 LATENT = "B=2,H=16,Hkv=1,Sq=1,Sk=4096,D=576,value_dim=512,shared_kv=1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "family", "cases"),
+    ("shape", "family"),
     [
-        (FEW, "split_kv", 2),
-        (f"{FEW},seqused=0:4096,page=16,window=1000:0,mask=causal_lower_right", "split_kv", 2),
-        (f"{FEW},seqused=0:4096,page=256,appended=1", "split_kv", 2),
-        (f"{LATENT},seqused=0:4096,page=64", "latent_wgmma", 2),
-        (f"{FEW},op=backward", "backward_wgmma", 2),
-        ("B=2,H=8,S=4096,D=128,op=quantize,kv=e4m3,scales=head", "quantize", 2),
-        ("B=1,H=8,Sq=512,Sk=4,D=128,op=merge", "merge_parts", 2),
-        (f"{FEW},op=append_halves,seqused=0:4096", "append_kv", 2),
+        (FEW, "split_kv"),
+        (f"{FEW},seqused=0:4096,page=16,window=1000:0,mask=causal_lower_right", "split_kv"),
+        (f"{FEW},seqused=0:4096,page=256,appended=1", "split_kv"),
+        (f"{LATENT},seqused=0:4096,page=64", "latent_wgmma"),
+        (f"{FEW},op=backward", "backward_wgmma"),
+        ("B=2,H=8,S=4096,D=128,op=quantize,kv=e4m3,scales=head", "quantize"),
+        ("B=1,H=8,Sq=512,Sk=4,D=128,op=merge", "merge_parts"),
+        (f"{FEW},op=append_halves,seqused=0:4096", "append_kv"),
     ],
 )
-def test_every_operation_has_cases_and_splits_are_some_of_them(shape, family, cases):
+def test_every_operation_has_cases_and_splits_are_some_of_them(shape, family):
     problem, gpu, family = strided(parse_shape(shape)), GPUS["h200"], registry.lookup(family)
     configs = [c for c in load_space(family.name, gpu).starting_configs() if not family.why_impossible(problem, c, gpu)]
     for config in configs:
         ways, found = of_its_code(config), cases_of(Choice(family, config, problem, gpu, ""))
-        assert len(found) == cases and len({recipe_of(family, problem, one, gpu) for one in ways}) == 1
+        assert len(found) == 2 and len({recipe_of(family, problem, one, gpu) for one in ways}) == 1
         scratch = {bool(family.workspace(case.problem, one, gpu)) for case in found for one in ways}
         assert len(ways) == 1 or scratch == {True, False}, config.describe()
     assert configs
