@@ -23,6 +23,7 @@ copy of the tracked files, at best under `nice -n 15`."""
 
 import argparse
 import json
+import random
 import re
 import sys
 import time
@@ -98,14 +99,15 @@ def run(
 
 
 def _prepared(
-    pair: tuple[str, str], words: argparse.Namespace
-) -> tuple[str, str, list[Setting], list[str], list[Mutant]]:
-    """Variant and family, settings that have it, what is wrong in others, and mutants of the variant's lines."""
-    (variant, family), sound, alarms = pair, list[Setting](), list[str]()
+    pair: tuple[str, str], known: Collection[str], words: argparse.Namespace
+) -> tuple[list[Setting], list[Mutant]]:
+    """Of a variant and a family: settings that have it and are right, and the mutants of the variant's lines but for
+    those of `known` keys."""
+    (variant, family), sound = pair, list[Setting]()
     for setting in variants.settings_of(family, variant, words.settings, words.seed):
         _, alarm = _is_sound(setting, words.seed)
         if alarm:
-            alarms.append(f"FALSE ALARM: {setting.family} {setting}: {alarm}")
+            print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
         else:
             sound.append(setting)
     chosen: list[Mutant]
@@ -115,45 +117,53 @@ def _prepared(
     else:
         lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
         chosen = [*variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")]
-    return variant, family, sound, alarms, [m for m in chosen if re.search(words.match, str(m))]
+        chosen = chosen[: -(-words.count // len(serving(variant)))]
+    return sound, [m for m in chosen if re.search(words.match, str(m)) and m.key not in known]
+
+
+def _of_pair(of: tuple[tuple[str, str], Collection[str]], words: argparse.Namespace) -> list[Verdict]:
+    """Verdicts on the mutants of a variant and a family, each told as it comes: a run that is cut off has what it
+    did."""
+    settings, mutants = _prepared(*of, words)
+    name = ", ".join(of[0])
+    if words.list or not settings:
+        listed({name: mutants})
+        return []
+    _SETTINGS[name] = settings
+    return [told(*_judge((name, mutant), words.seed), words.out) for mutant in mutants]
 
 
 def run_variants(words: argparse.Namespace) -> list[Verdict]:
-    """Judge mutants on the lines of each variant, of the families that serve it in turn, in settings that have it."""
-    served = {
-        variant: [family for family in serving(variant) if family in (words.family or FAMILIES)]
+    """Judge mutants on the lines of each variant, in settings that have it: a process takes a variant and a family."""
+    pairs = [
+        (variant, family)
         for variant in words.names or VARIANTS
-    }
-    pairs = [(variant, family) for variant, families in served.items() for family in families]
+        for family in serving(variant)
+        if family in (words.family or FAMILIES)
+    ]
     if words.again:
         survived = {(variant, family) for variant, family, _ in unexplained(words.again)}
         pairs = [pair for pair in pairs if pair in survived]
-    mutants: dict[str, list[Mutant]] = {}
-    for variant, family, sound, alarms, chosen in in_processes(words.jobs, partial(_prepared, words=words), pairs):
-        print(*alarms, sep="\n", end="\n" if alarms else "", flush=True)
-        known = known_keys(words.out, family, variant)
-        kept = chosen if words.again else chosen[: -(-words.count // len(served[variant]))]
-        name = f"{variant}, {family}"
-        mutants[name], _SETTINGS[name] = [m for m in kept if m.key not in known], sound
-    mutants = dict(sorted(mutants.items()))
-    if words.list:
-        listed(mutants)
-        return []
-    return judged(mutants, words.seed, words.jobs, words.out)
+    random.Random(words.seed).shuffle(pairs)  # of a run that is cut off, all variants have some
+    known = [set() if words.again else known_keys(words.out, family, variant) for variant, family in pairs]
+    found = in_processes(words.jobs, partial(_of_pair, words=words), [*zip(pairs, known)])
+    return [verdict for verdicts in found for verdict in verdicts]
+
+
+def told(verdict: Verdict, seconds: float, out: Path | None) -> Verdict:
+    """The verdict, printed and added to `out`."""
+    print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
+    if out:
+        with out.open("a") as file:
+            file.write(json.dumps(verdict.row()) + "\n")
+    return verdict
 
 
 def judged(mutants: Mapping[str, Sequence[Mutant]], seed: int, jobs: int, out: Path | None) -> list[Verdict]:
     """The mutants by family, or by variant and family, in `_SETTINGS`, in turn; see `run`."""
-    found = []
     turns = zip_longest(*([(name, mutant) for mutant in mutants[name]] for name in mutants if _SETTINGS.get(name)))
     items = [one for turn in turns for one in turn if one]
-    for verdict, seconds in in_processes(jobs, partial(_judge, seed=seed), items):
-        found.append(verdict)
-        print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
-        if out:
-            with out.open("a") as file:
-                file.write(json.dumps(verdict.row()) + "\n")
-    return found
+    return [told(*one, out) for one in in_processes(jobs, partial(_judge, seed=seed), items)]
 
 
 def known_keys(path: Path | None, family: str, variant: str = "") -> set[str]:
