@@ -37,7 +37,7 @@ def attention(
     if sinks is not None:
         column = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
         scores = torch.cat([scores, column.to(scores.dtype)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).masked_fill(unseen, 0).to(query.dtype)
+    weights = torch.softmax(scores, dim=-1).masked_fill(unseen, 0).to(query.dtype)
     weights = torch.nn.functional.dropout(weights, dropout)[..., : key.shape[2]]
     return (weights @ value).transpose(1, 2).contiguous()
 

@@ -14,6 +14,7 @@ from evoattn.correctness.cases import make_case
 from evoattn.correctness.interpreter_cases import SmallCase, interpreter_cases
 from evoattn.export.check import BEGIN, END, export_source
 from evoattn.export.kept import SEED, kept_case, kept_constants
+from evoattn.export.recorded import Recorded
 from evoattn.families import registry
 from evoattn.families.base import attention_args
 from evoattn.families.registry import FAMILIES, load_space
@@ -220,6 +221,19 @@ def test_tensor_maps_are_encoded_by_the_driver(storage):
     sizes, strides, box = "{64, 130, 1, 2, 2}", "{256, 128, 128, 33280}", "{64, 128, 1, 1, 1}"
     kind = "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B"
     assert f"tensor_map(buffer[1], {kind}, {sizes}, {strides}, {box})" in text
+
+
+def test_a_kernel_without_a_reference_brings_a_small_case_of_its_inputs_and_answer(storage):
+    trial = kernels.record(
+        storage, "quantize", "h100", heads=2, seqlen_k=300, op="quantize_smooth", kv="int8", scales="head"
+    )
+    read = Recorded.read(storage, trial)
+    case, launches, workspace = kept_case(read)
+    text = export_source(storage, trial)
+    buffers = [*case.tensors, *case.answer, *workspace]
+    assert kept_constants(case, buffers) in text and "".join(launch.kernel for launch in launches) in text
+    assert f"constexpr int BUFFERS = {len(buffers)};" in text and "PROOF" not in text and "evoattn_check" in text
+    assert f"times a small problem of this kernel: {case.problem.describe()}." in text.replace("\n//     ", " ")
 
 
 def test_what_cannot_be_exported(storage):

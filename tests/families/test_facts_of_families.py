@@ -23,6 +23,8 @@ LISTED = (
 )
 MANY = (1, 1, 700), (3, 32, 9000), (300, 300, 700), (1, 8, 100000)
 """Batches, heads and lengths beside each of the lists."""
+CHEAP = "q>k", "q*2>k*3", "(q>k)|(k>9)", "(q>k)|(k*3>9)", "q%4<k%5"
+"""Predicates whose answers are kept where more batches share them, the dearer from the fewer on."""
 CHANGES = (
     *(("head_dim", dim) for dim in (40, 64, 96, 128, 192, 256)),
     *(("value_dim", dim) for dim in (48, 64, 128, 512)),
@@ -78,6 +80,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     listed = [
         parse_shape(f"B={batch},H={heads},S={length},D=64,{of}") for of in LISTED for batch, heads, length in MANY
     ]
+    listed += [listed[0].with_(batch=n, blocks="64x64:9/1/99", predicate=of) for of in CHEAP for n in range(1, 9)]
     yield "bits of masks", [[problem.describe(), packed_mask(problem)] for problem in listed]
     known = rows()
     for family in FAMILIES:

@@ -45,6 +45,15 @@ def test_masks_hide_keys(dims):
         assert near(out[b], Asked().of(q[b], k[b, :count], v[b, :count])[0])
 
 
+def test_heads_share_keys_where_that_is_asked_for():
+    q, k, v = tensors()
+    out = adapter.attend(q, k[:, :, ::2], v[:, :, ::2], enable_gqa=True)
+    shared = [one[0, :, ::2].repeat_interleave(2, dim=1) for one in (k, v)]
+    assert near(out[0], Asked().of(q[0], *shared)[0])
+    with pytest.raises((RuntimeError, ValueError)):
+        adapter.attend(q, k[:, :, ::2], v[:, :, ::2])
+
+
 def test_a_kernel_reads_the_tensors_as_they_lie(device):
     q, k, v = tensors(torch.float16)
     adapter.attend(q, k, v)

@@ -37,7 +37,7 @@ def _exact(tensor: torch.Tensor) -> list[Any]:
 def _call(shape: Shape, learns: bool = False) -> Call:
     sizes = (shape.queries, shape.keys, shape.keys)
     query, key, value = (torch.zeros(shape.batch, shape.heads, n, 16, dtype=torch.float16) for n in sizes)
-    return Call(query.requires_grad_(learns), key, value)
+    return Call(query.requires_grad_(learns), key, value, folds=not learns)
 
 
 def _made(mask_mod: Any, shape: Shape, of: tuple[int, int], block: Any) -> BlockMask:

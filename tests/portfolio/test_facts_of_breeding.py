@@ -30,9 +30,12 @@ OTHERS = [
 COUNT = 40
 
 
-def _group(families: tuple[str, ...]) -> Group:
+def _group(families: tuple[str, ...], many: int = 0) -> Group:
+    """A group to which its starting configs are given, and so many that differ from the first one in one gene."""
     space = load_space("flash_scalar", GPUS["l4"])
     given = [("flash_scalar", config.params) for config in space.starting_configs()]
+    near = [given[0][1] | {p.name: value} for p in space.parameters for value in p.values]
+    given += [("flash_scalar", params) for params in near[:many]]
     return Group("a group", list(PROBLEMS), families, given=given)
 
 
@@ -145,7 +148,7 @@ def facts() -> Iterator[tuple[str, Any]]:
     gpu = GPUS["l4"]
     for make in (Breeder, AimedBreeder):
         for seed in (0, 1):
-            group = _group(("flash_scalar",))
+            group = _group(("flash_scalar",), 90 * seed)
             yield f"{make.__name__} {seed}", _bred(make(group, gpu, seed), group)
     everyone = [*PROBLEMS, *OTHERS]
     points = [features(problem, gpu) for problem in everyone]

@@ -18,7 +18,7 @@ from evoattn.evaluation.workers import Outcome, WorkerFailed
 from evoattn.families.registry import load_space
 from evoattn.fleet.base import LocalFleet
 from evoattn.model.gpu import GPUS
-from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Proposal, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
 from evoattn.timing.protocol import FinalResult
@@ -183,6 +183,7 @@ def test_a_kernel_that_was_asked_for_is_compiled_timed_and_timed_on_more(engine)
     engine.ask([(group, kernel, (1,))])
     assert engine._begin_next(["worker"])
     pending, worker = engine._compilers.submit.call_args.args
+    assert pending.proposal == Proposal("split_kv", kernel.params, (), kernel.origin)
     assert worker == "worker" and pending.place == (group, kernel) and pending.problem == group.problems[1]
     assert (pending.indexes, pending.rest, pending.check, pending.again, pending.kernel) == (
         (1,),
@@ -221,6 +222,8 @@ def test_a_run_forgets_who_was_promising_and_begins_where_it_is_told(engine):
     with mock.patch.object(engine, "_loop"):
         engine.run(0.0, among=engine.groups[1:])
         assert engine._searched == engine.groups[1:] and not engine._promising
+        engine._clock.start()
+        assert engine._clock.spent(0), "its seconds are none"
         engine.run(0.0)
     assert engine._searched == engine.groups
     engine.fleet, engine.tools = mock.Mock(), Tools()

@@ -215,6 +215,16 @@ def test_a_worker_of_its_own_that_does_not_start_costs_nothing(in_final):
     assert referee.hold(Final({}), 9.0, lambda: None, pytest.fail).timings["flash"].median_us == 30.0
 
 
+def test_a_board_that_can_have_one_worker_is_asked_for_another_once():
+    device, asked = Device(FakeWorker(), Progress(), 20.0), []
+    referee = Referee(lambda: asked.append("a worker"), device, 20.0)
+    referee.go_on(BEGINS_AFTER)
+    device.worker.endings = [(Ending.RESULT, result(30.0))] * 2
+    assert referee.take(device.worker.poll()).timings["flash"].median_us == 30.0
+    assert referee.hold(Final({}), 9.0, lambda: None, pytest.fail).timings["flash"].median_us == 30.0
+    assert asked == ["a worker"]
+
+
 def test_a_final_that_cannot_be_held_ends_the_search():
     referee, candidates = make(None)
     candidates.end(Ending.RAISED, "KeyError: 1")
