@@ -251,6 +251,15 @@ def test_latent_caches(side_by_side, page, packed):
         assert near(out[some], expected)
 
 
+def test_a_latent_of_512_columns_stays_apart_in_pages():
+    """DeepSeek's sizes. Beside a K of 64 columns that is not apart, so wide a V is served in parts."""
+    kept = Kept(16, "own rows", value_dim=512)
+    q, qv = drawn(BATCH, 2, HEADS, DIM, seed=1), drawn(BATCH, 2, HEADS, 512, seed=2)
+    out = flash_attn.flash_attn_with_kvcache(q, kept.k, kept.v, qv=qv, cache_seqlens=kept.seqlens, **kept.words)
+    for b in range(BATCH):
+        assert near(out[b], Asked().of(q[b], kept.keys[b], kept.values[b], qv=qv[b])[0])
+
+
 def test_lengths_as_a_number_and_left_out():
     kept = Kept(0, "own rows", used=[ROOM] * BATCH)
     q = drawn(BATCH, 2, HEADS, DIM, seed=1)

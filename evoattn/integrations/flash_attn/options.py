@@ -136,7 +136,7 @@ def answered(
 
     A V that is wider than kernels take, beside a K that is not, is served in parts: each has the same weights. Rows
     whose strides kernels do not read, as they are no multiple of 16 bytes, are copied into wider ones."""
-    if key.shape[-1] <= MOST_COLUMNS < value.shape[-1]:
+    if query.shape[-1] == key.shape[-1] <= MOST_COLUMNS < value.shape[-1]:  # else V's columns are some of K's
         first, *others = value.split(MOST_COLUMNS, dim=-1)
         answer = answered(query, key, first, options, score, **given)
         rest = [answered(query, key, part, replace(options, return_lse=False), score, **given) for part in others]
