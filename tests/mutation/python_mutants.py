@@ -221,7 +221,9 @@ def _pytest(copied: Path, words: list[str], plugins: Sequence[Any]) -> int:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(copied), *THEIRS])
     os.environ["TMPDIR"], tempfile.tempdir = str(copied.parent), None
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not browser", *words], plugins)
+    status = pytest.main(
+        ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not browser and not device", *words], plugins
+    )
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
@@ -250,14 +252,26 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
 
 def in_turns(mutant: Mutant, tests: list[str], copied: Path) -> list[list[str]]:
     """The tests that are to notice it, in two turns: the quickest of the room's `tests`, which are digests and those of
-    the nearest files; then all others of these and of files that import the module, the nearest file first."""
+    the nearest files; then all others of these and of files that import the module."""
     files = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)
     digests = [name for file in files for name, seconds in _ITEMS[file].items() if seconds == DIGEST]
-    near = dict.fromkeys([*digests, *(name for file in files[:MOST_FILES] for name in _ITEMS[file])])
-    first = _within(FIRST_SECONDS, sorted(near, key=_guess))
+    near = dict.fromkeys([*digests, *sorted(varied(files[:MOST_FILES]), key=_guess)])
+    first = _within(FIRST_SECONDS, list(near))
     more = nearest_first(mutant, sorted({*files[:MOST_FILES], *importers(mutant, copied)}), copied)
-    others = [name for file in more for name in sorted(_ITEMS[file], key=_guess) if name not in first]
-    return [first, _within(MOST_SECONDS, others)]
+    return [first, _within(MOST_SECONDS, [name for name in varied(more) if name not in first])]
+
+
+def varied(files: Sequence[str]) -> list[str]:
+    """The tests of some files: each function's first case, then second cases and so on, the files by turns. One file
+    of many cases leaves the time of a turn to others."""
+    places = []
+    for file in files:
+        cases: Counter[str] = Counter()
+        for name in sorted(_ITEMS[file], key=_guess):
+            function = name.split("[")[0]
+            places.append((cases[function], list(cases).index(function) if cases[function] else len(cases), name))
+            cases[function] += 1
+    return [name for *_, name in sorted(places, key=lambda place: place[:2])]
 
 
 def _guess(name: str) -> float:
@@ -287,8 +301,9 @@ def run_items(copied: Path, names: list[str]) -> tuple[str, str]:
     """What `run_tests` says of these tests, and the first of them that fails, or its file."""
     seconds = sum(_ITEMS[file_of(name)][name] for name in names)
     said_in(copied).unlink(missing_ok=True)
-    plugins = Chosen(names), Said(said_in(copied))
-    verdict = run_tests(copied, ["-x", *dict.fromkeys(map(file_of, names))], 25.0 + 4 * seconds, *plugins)
+    files = list(dict.fromkeys(map(file_of, names)))
+    plugins = Chosen(sorted(names, key=lambda name: files.index(file_of(name)))), Said(said_in(copied))
+    verdict = run_tests(copied, ["-x", *files], 25.0 + 4 * seconds, *plugins)
     return verdict, next((name for name, failed in rows_of(said_in(copied)) if failed), "")
 
 
