@@ -5,7 +5,9 @@ import pytest
 from evoattn.families import block_list
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
+from evoattn.model.block_list import draw, parse_blocks
 from evoattn.model.gpu import GPUS
+from evoattn.model.mask import Band
 from evoattn.model.problem import AttentionProblem
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
@@ -202,6 +204,15 @@ def test_bits_of_the_first_blocks_of_a_list_where_memory_ends(monkeypatch):
     shared = PROBLEMS["a predicate that heads share"]
     problem = shared.with_(heads=4, seqlen_q=256, seqlen_k=1024, blocks="64x64:12/2/16")
     assert block_list.packed_mask(problem).row_words == 8  # of four blocks
+
+
+def test_lists_of_batches_and_heads_differ_where_they_are_of_their_own():
+    band = Band(512, 512, None, None)
+    first, second = draw(parse_blocks("b:64x64:3/2/9"), 2, 1, band, 0)
+    assert first != second and len(first) == 1
+    assert len(draw(parse_blocks("64x64:3/2/9"), 2, 3, band, 0)) == 1
+    ((one, other),) = draw(parse_blocks("h:64x64:3/2/9:mixed"), 1, 2, band, 0)
+    assert one != other
 
 
 def test_a_source_whose_bits_lie_by_keys_is_outdated():

@@ -11,7 +11,7 @@ import warnings
 
 import torch
 
-from evoattn.integrations import model_code
+from evoattn.integrations import model_code, own_attention
 from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops.runtime import current
 from tests.ops.fake_device import CacheDevice, fake_runtime, split_kv_pick
@@ -292,6 +292,11 @@ def test_a_model_beside_them_keeps_the_name(registered):
     assert len(said) == 1
     assert model.vision_encoder.config._attn_implementation == "sdpa"
     assert model.mask_decoder.transformer.config._attn_implementation == NAME
+
+
+def test_a_class_whose_code_cannot_be_read_chooses_none():
+    made = type("Made", (transformers.FalconModel,), {"__module__": transformers.FalconModel.__module__})
+    assert own_attention._reads_a_table(transformers.FalconModel) and not own_attention._reads_a_table(made)
 
 
 def test_a_model_without_such_classes_is_left_alone(registered):

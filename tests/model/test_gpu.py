@@ -162,7 +162,7 @@ def test_a_card_that_is_not_in_the_table_gets_a_row_of_what_its_driver_says():
 
 
 def test_a_study_restores_the_row_of_a_card_that_is_not_in_the_table():
-    spec = replace(GPUS["l4"], name="odd", sm_count=40)
+    spec = replace(GPUS["l4"], name="odd", sm_count=40, dram_gb_per_s=300.5)
 
     def study(row):
         return Study(1, "s", {}, "odd", "sm_89", False, "genetic", 0, (), {}, {"sm_count": 40, "gpu_row": row})
