@@ -78,7 +78,23 @@ def test_kernels_whose_genes_are_gone_are_left_out():
     params = of_today.config.params
     gone = replace(of_today, config=KernelConfig("flash_mma", params | {"GONE": 1}))
     lacks = replace(of_today, config=KernelConfig("flash_mma", {k: v for k, v in params.items() if k != "WARPS"}))
-    assert with_genes([of_today, gone, lacks, *others]) == [of_today, *others]
+    renamed = replace(of_today, config=KernelConfig("flash_mma", params | {"SCHEDULE": "gone"}))
+    number = replace(of_today, config=KernelConfig("flash_mma", params | {"BLOCK_M": 7}))  # which says what it did
+    assert with_genes([of_today, gone, lacks, renamed, number, *others]) == [of_today, number, *others]
+
+
+def test_gradients_without_v_in_registers_are_not_in_the_fit():
+    problem = parse_shape("B=8,H=16,S=1000,D=96,dtype=bf16,op=backward")
+    start = next(c.params for c in load_space("backward_wgmma", H100).starting_configs() if c["BLOCK_M"] == 64)
+    places = start | {"P_PLACE": "registers", "DS_PLACE": "registers", "PRODUCER": "warpgroup", "ORDER": "dv_last"}
+    narrow, wide = (
+        KernelConfig("backward_wgmma", places | {"BLOCK_M": rows, "BLOCK_N": 128, "DIM_GROUPS": 1}) for rows in (64, 80)
+    )
+    before, since, other = (
+        Row(H100, problem, config, 168, 0, 200.0, "campaign", saved)
+        for config, saved in ((narrow, "2026-11-28"), (narrow, "2026-11-29"), (wide, "2026-11-28"))
+    )
+    assert launched_as_today([before, since, other]) == [since, other]
 
 
 def test_times_of_another_launch_are_not_in_the_fit():
