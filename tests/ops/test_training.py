@@ -272,6 +272,28 @@ def test_rows_are_made_some_at_a_time():
         torch.testing.assert_close(one, other)
 
 
+def test_gradients_by_the_formula_are_those_of_autograd():
+    from evoattn.integrations import by_hand
+    from evoattn.ops.call import Call
+    from evoattn.ops.gradients import Backward, by_rows
+
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    exact = [one.double().requires_grad_() for one in (*tensors(), sinks)]
+    q, k, v, sinks = (one.detach() for one in exact)
+    rows, keys = q.shape[2], k.shape[2]
+    call = Call(q, k, v, enable_gqa=True, softcap=2.0, mask="causal_lower_right", terms=(sinks, *[None] * 8))
+    words = dict(enable_gqa=True, softcap=2.0, causal=True, sinks=sinks)
+    call.out, lse = evoattn.attention(q, k, v, return_lse=True, **words)
+    grad = torch.randn(q.shape, dtype=q.dtype, generator=torch.Generator().manual_seed(5))
+    seen = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+    by_hand.attention(*exact[:3], seen, 0.0, None, True, 2.0, exact[3]).transpose(1, 2).backward(grad)
+    made = by_rows(Backward(call, lse.double(), grad, None, ("sinks",)))
+    found = [one for one in made if one is not None]
+    assert len(found) == 4
+    for one, leaf in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, leaf.grad, atol=1e-6, rtol=1e-5)
+
+
 def test_gradients_that_no_kernel_computes_are_torchs(device):
     (q, k, v), _ = leaves(*tensors())
     slopes = torch.ones(4, requires_grad=True)
