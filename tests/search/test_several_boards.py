@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -65,6 +66,23 @@ def test_a_resumed_study_keeps_its_reference_on_one_board_too(storage):
     assert len(used) == 1 and storage.trial(used.pop()).study_id == known.study_id
     scale = progress.speeds["later-2"] / 2
     assert all(t.timings[0].median_us == pytest.approx(cost(t.config) / scale) for t in latest)
+
+
+@pytest.mark.parametrize("boards", [("a",), ("a", "b")])
+def test_workers_of_several_boards_begin_with_what_the_study_compared_them_by(storage, boards):
+    running = make_search(storage, space_of(**SPACE), fakes(FakeBoard))
+    running.fleet = mock.Mock(boards=boards)
+    with (
+        mock.patch.multiple("evoattn.search.study", Devices=mock.DEFAULT, Compilers=mock.DEFAULT) as made,
+        mock.patch("evoattn.search.finalists.reference", return_value="a kernel") as asked,
+    ):
+        running._start_workers()
+    assert asked.call_args.args == (*running._kept, len(boards) > 1)
+    made["Devices"].start.assert_called_once_with(
+        running.fleet, running.tools, (running.problem, running.gpu, "warm"), running.progress
+    )
+    made["Devices"].start.return_value.scale.refer_to.assert_called_once_with("a kernel")
+    running.fleet.compilers.assert_called_once_with(running.tools.make_compiler, (running.gpu, False), beside=True)
 
 
 @pytest.mark.slow
