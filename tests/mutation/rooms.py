@@ -90,7 +90,10 @@ ROOMS = {
     ),
     "mask_blocks": Room(
         ("templates/device/mask_blocks.cuh", "templates/device/score_range.cuh", "evoattn/model/score_lines.py"),
-        ("tests/model/test_facts_of_expressions.py", "tests/ops/test_created_masks.py", "tests/model/test_score.py"),
+        (
+            *(f"tests/ops/test_{name}.py" for name in ("score_ranges", "created_masks")),
+            *("tests/model/test_facts_of_expressions.py", "tests/model/test_score.py"),
+        ),
     ),
     "backward": Room(
         (
