@@ -13,6 +13,7 @@ from evoattn.correctness import reference, sequences
 from evoattn.model.block_list import parse_blocks
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import ROUNDED
 from evoattn.model.score import parse_tables
 from evoattn.model.space import KernelConfig
 
@@ -312,6 +313,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     ]
     if problem.term_shapes:
         ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
+    if problem.op in ROUNDED:  # a row of this kind has an infinity
+        ladder.append(("logits x300, no number in Q", small.with_(seqlen_q=130, seqlen_k=333), "large_logits_two_keys"))
     if problem.shared_kv or problem.rotary_apart:
         ladder.append(("many heads", small.with_(batch=2, heads=142, kv_heads=2, seqlen_q=3, seqlen_k=333), "plain"))
     pasts = cycle((64, 65, 128, 0, 127, 1000, 300, 33, 63, 31))

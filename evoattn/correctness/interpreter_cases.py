@@ -122,8 +122,9 @@ MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
 `case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
 
-FEW_HEAD_ROWS = 32
-"""Heads of a tile with which half as many rows as else are several tiles."""
+FEW_HEAD_ROWS = 48
+"""Rows of a K/V head in the case of two batches where rows are heads: several tiles of 8 and 16, and of 32 most of one
+for each of two queries. Of a larger tile they are a part."""
 ENOUGH_SMS = 24
 """For a block for each tile of keys of a small case, and some that have none."""
 
@@ -313,8 +314,8 @@ class _Maker:
         few = min(40, max(16, 2 * block_m))  # rows of a case of several heads, or of inputs all alike
         few = few // 2 if self.heads_are_rows else few  # each has two heads
         rows = few if self.alike else self._rows_for(some)
-        if self.heads_are_rows and block_m <= FEW_HEAD_ROWS:  # `by_heads` makes heads of queries, of which two are left
-            rows = min(rows, 24)
+        if self.heads_are_rows and block_m < FEW_HEAD_ROWS:  # `by_heads` makes heads of queries, of which two are left
+            rows = min(rows, FEW_HEAD_ROWS // 2)  # each has two heads
         grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
         rows = max(block_m, 64 if self.sides else 16)
         whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=rows, seqlen_k=2 * block_n)

@@ -126,15 +126,16 @@ def judge_rounding(out: torch.Tensor, exact: torch.Tensor) -> str:
 
 
 def _judge_logarithms(lse: torch.Tensor, answer: Exact) -> tuple[str, float]:
-    """As `judge`, for log-sum-exps: -inf exactly where no key is seen, elsewhere at most what is allowed off."""
+    """As `judge`, for log-sum-exps: -inf exactly where no key is seen, NaN exactly where the answer is, elsewhere at
+    most what is allowed off."""
     exact, allowed = answer.values, answer.allowed_error
-    unseen = exact == -math.inf
+    unseen, nowhere, none = exact == -math.inf, torch.isnan(exact), torch.isnan(lse)
     missing, nan, misplaced, error = torch.stack(
         [
             unwritten(lse).sum().double(),
-            torch.isnan(lse).sum().double(),
+            (none & ~nowhere).sum().double(),
             ((lse == -math.inf) != unseen).sum().double(),
-            (lse.double() - exact).masked_fill(unseen, 0).abs().max(),
+            (lse.double() - exact).masked_fill(unseen | (none & nowhere), 0).abs().max(),
         ]
     ).tolist()
     if missing:

@@ -246,7 +246,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     if not problem.lse and not adds:
         return {"o": Exact(answer, allowed, allowed_rms)}
     lse = exact_lse(problem, *terms.qkv(problem, tensors)[:2], tensors)
-    largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
+    largest = torch.where(lse.isfinite(), lse, 0).abs().max().item()
     if adds:
         allowed += TERM_ROUNDINGS * FP32_ROUNDING * largest * exact.abs().max().item()
         allowed_rms += TERM_ROUNDINGS * FP32_ROUNDING * largest * rms(exact)

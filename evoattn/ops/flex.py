@@ -76,8 +76,8 @@ class Said:
 
 
 _known: dict[Hashable, Said | str] = {}
-_values: dict[Hashable, int] = {}
-"""How many values of their numbers functions had that differ in these alone."""
+_values: dict[Hashable, tuple[Hashable, ...]] = {}
+"""The keys of the first functions that differ in the values of their numbers alone."""
 _numbers: dict[tuple[int, torch.device], Tensor] = {}
 _lock = forks.Lock()
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
@@ -102,13 +102,14 @@ def said_by(both: Mods, device: torch.device, in_general: bool = False) -> tuple
         inner: list[Tensor] = []
         general = _in_general(both, device, False)
         family = _key_of(general, inner)
-        if family != key and _values.get(family, 0) >= MOST_VALUES:
+        first = _values.get(family, ())
+        if family != key and key not in first and len(first) >= MOST_VALUES:
             return said_by(both, device, True)
         found = _traced(both, key, captured)
         may_change = family != key and isinstance(_traced(general, family, inner), Said)
         if may_change and isinstance(found, Said) and not found.is_named:
             found = replace(found, folds=True)
-            remember(_values, family, _values.get(family, 0) + 1)
+            remember(_values, family, (*first, *({key} - {*first})))
             if key in _known:  # else it has a tensor that the key does not know
                 _known[key] = found
     if found is None:

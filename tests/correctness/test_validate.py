@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,10 @@ def test_what_has_no_answer_is_nan_and_nothing_else_is():
     assert judge_one(torch.tensor([math.nan, 1.0]), answer)[0] == ""
     assert "1 of 2 outputs are NaN" in judge_one(torch.tensor([math.nan, math.nan]), answer)[0]
     assert "error is nan" in judge_one(torch.tensor([1.0, 1.0]), answer)[0]
+    sums = replace(answer, logarithms=True)
+    assert judge_one(torch.tensor([math.nan, 1.0]), sums)[0] == ""
+    assert "1 of 2 log-sum-exps are NaN" in judge_one(torch.tensor([math.nan, math.nan]), sums)[0]
+    assert "log-sum-exp is nan" in judge_one(torch.tensor([1.0, 1.0]), sums)[0]
 
 
 def test_rows_that_see_no_key_have_minus_infinity_and_nothing_else_has():

@@ -2,7 +2,9 @@
 
 import pytest
 
+from evoattn.families.latent_columns.resources import IN_FLIGHT
 from evoattn.families.registry import FAMILIES
+from evoattn.model.paths import TEMPLATES
 from tests.families.on_interpreter import H100, NARROW, built, configs, small_faults
 
 EIGHT = NARROW.with_(shared_kv=False, rotary_apart=True, kv="e4m3", scales="columns")
@@ -35,3 +37,8 @@ def test_results_of_more_blocks_than_are_merged_at_once_are_rescaled(edits, righ
     problem = NARROW.with_(head_dim=576, value_dim=512)
     many = slice(-2, -1)  # "a row of many blocks"
     assert (small_faults(built(FAMILY, problem, config(), H100, *edits), problem, many) == []) == right
+
+
+def test_as_many_results_are_loaded_at_once_as_the_cases_of_checks_count_on():
+    text = (TEMPLATES / "latent_columns" / "merge_kernel.cuh").read_text()
+    assert f"IN_FLIGHT = {IN_FLIGHT};" in text

@@ -53,6 +53,19 @@ def test_a_number_beyond_all_whole_ones_is_no_tensor(by):
     assert flex.with_tensors(by, CPU) == by
 
 
+def test_a_value_that_is_traced_anew_is_no_other_one():
+    """As where more functions came between than are kept."""
+    first, second = scaled(2.5), scaled(3.5)
+    flex._values.clear()
+    for score_mod in (first, first, first, second):
+        flex._known.clear()
+        said, captured = flex.said_by((score_mod, None), CPU)
+        assert said.folds and not captured
+    flex._known.clear()
+    assert flex.said_by((scaled(4.5), None), CPU)[1], "the third value is a tensor"
+    assert not flex.said_by((first, None), CPU)[1]
+
+
 def test_what_has_a_tensor_that_its_key_does_not_know_is_traced_anew():
     table = torch.zeros(8)
     table.grad = torch.ones(8)
