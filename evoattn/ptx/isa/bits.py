@@ -180,23 +180,43 @@ def permute_bytes(binder: Binder, ins: Instruction, fields: Fields) -> Operation
     """Nibble i of the selector picks byte i of the result from the eight of {b, a}; its top bit asks for that byte's
     sign in all bits."""
     a, b, selector, d = operands(binder, ins, _U32)
-    both = np.zeros((binder.count, 2), np.uint32)
+    if selector.ndim == 0:
+        return partial(_put_picked, d, _picks((a, b), int(selector)))
 
     def run() -> None:
-        both[:, 0], both[:, 1] = a, b
-        octets = both.view(np.uint8)
-        picked = np.empty((binder.count, 4), np.uint8)
+        both = a | b.astype(np.uint64) << np.uint64(32)
+        result = np.zeros_like(both)
         for i in range(4):
             nibble = selector >> np.uint32(4 * i)
-            if selector.ndim:
-                octet = np.take_along_axis(octets, (nibble & np.uint32(7)).astype(np.int64)[:, None], 1)[:, 0]
-            else:
-                octet = octets[:, int(nibble) & 7]
-            signs = (octet.view(np.int8) >> np.int8(7)).view(np.uint8)
-            picked[:, i] = np.where(nibble & np.uint32(8), signs, octet)
-        np.copyto(d, picked.view(np.uint32).ravel())
+            octet = both >> (nibble & np.uint32(7)) * np.uint64(8) & np.uint64(0xFF)
+            signs = (octet >> np.uint64(7)) * np.uint64(0xFF)
+            result |= np.where(nibble & np.uint32(8), signs, octet) << np.uint64(8 * i)
+        np.copyto(d, result, "same_kind")
 
     return run
+
+
+def _picks(sources: tuple[Lanes, Lanes], selector: int) -> list[tuple[Lanes, int, int, int]]:
+    """(a source, how far its bits move up, which of the result they are, by what they are multiplied then): bytes of
+    one source that move alike are moved at once."""
+    masks: dict[tuple[int, int], int] = {}
+    signs = []
+    for i in range(4):
+        nibble = selector >> 4 * i & 15
+        which, up = nibble >> 2 & 1, 8 * i - 8 * (nibble & 3)
+        if nibble & 8:
+            signs.append((sources[which], up - 7, 1 << 8 * i, 0xFF))
+        else:
+            masks[which, up] = masks.get((which, up), 0) | 0xFF << 8 * i
+    return [(sources[which], up, mask, 1) for (which, up), mask in masks.items()] + signs
+
+
+def _put_picked(d: Lanes, picks: list[tuple[Lanes, int, int, int]]) -> None:
+    result = np.zeros_like(d)
+    for source, up, mask, times in picks:
+        moved = source << np.uint32(up) if up >= 0 else source >> np.uint32(-up)
+        result |= (moved & np.uint32(mask)) * np.uint32(times)
+    np.copyto(d, result)
 
 
 @instruction("mov", r"\.(?P<type>pred|[bus](?:16|32|64)|f32|f64)", kind="move")

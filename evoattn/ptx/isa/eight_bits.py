@@ -24,8 +24,8 @@ def _e4m3_values() -> Lanes:
 
 VALUES: dict[str, Lanes] = {"e4m3": _e4m3_values(), "e5m2": FP16_VALUES[np.arange(256) << 8]}
 """float32 of each code; e5m2 is the upper half of an fp16."""
-_FINITE = {kind: values[: int(np.isfinite(values[:128]).sum())].astype(np.float64) for kind, values in VALUES.items()}
-_HALFWAY = {kind: (finite[1:] + finite[:-1]) / 2 for kind, finite in _FINITE.items()}
+_FORMATS = {"e4m3": (3, 7, np.float32(448)), "e5m2": (2, 15, np.float32(57344))}
+"""Bits of the mantissa, bias of the exponent, greatest number."""
 _HALVES = {
     kind: np.where(np.isnan(values), np.uint16(0x7FFF), values.astype(np.float16).view(np.uint16))
     for kind, values in VALUES.items()
@@ -35,12 +35,18 @@ _HALVES = {
 def to_code(values: Lanes, kind: str) -> Lanes:
     """float32 → uint8, rounded to the nearest, of two as near to the even code; what is past the largest finite number
     becomes it (`.satfinite`)."""
-    sizes, halfway = np.abs(values).astype(np.float64), _HALFWAY[kind]
-    codes = np.searchsorted(halfway, sizes)
-    tied = sizes == halfway[np.minimum(codes, len(halfway) - 1)]
-    even = np.where(tied & (codes % 2 == 1), codes + 1, codes)
-    signed = even | np.where(np.signbit(values), 0x80, 0)
-    return np.where(np.isnan(values), NOT_A_NUMBER, signed).astype(np.uint8)
+    mantissa, bias, greatest = _FORMATS[kind]
+    sizes = np.minimum(np.abs(values), greatest)
+    bits = sizes.view(np.uint32)
+    dropped = np.uint32(23 - mantissa)
+    codes = bits + (bits >> dropped & np.uint32(1)) + ((np.uint32(1) << dropped - np.uint32(1)) - np.uint32(1))
+    codes >>= dropped
+    codes -= np.uint32(127 - bias << mantissa)
+    small = sizes < np.float32(2.0 ** (1 - bias))  # in steps of the smallest number
+    np.copyto(codes, np.rint(sizes * np.float32(2.0 ** (mantissa + bias - 1))), "unsafe", small)
+    codes |= np.signbit(values) * np.uint32(0x80)
+    codes[np.isnan(values)] = NOT_A_NUMBER
+    return codes.astype(np.uint8)
 
 
 @instruction("cvt", r"\.rn\.f16x2\.(?P<type>e4m3|e5m2)x2", kind="cvt")

@@ -25,12 +25,18 @@ def from_float(values: Lanes, kind: str) -> Lanes:
     """float32 or float64 → uint16 bits, rounded once to nearest even; NaN becomes 0x7FFF (PTX ISA, cvt)."""
     if kind == "f":
         narrow = np.ascontiguousarray(values.astype(np.float16)).view(np.uint16)
-        return np.where(np.isnan(values), np.uint16(0x7FFF), narrow)
-    if values.dtype == np.float64:
-        values = _to_odd_float32(values)
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), np.uint32(0x7FFF), rounded).astype(np.uint16)
+    else:
+        bits = np.ascontiguousarray(_to_odd_float32(values) if values.dtype == np.float64 else values).view(np.uint32)
+        rounded = bits >> np.uint32(16)
+        rounded &= np.uint32(1)
+        rounded += np.uint32(0x7FFF)
+        rounded += bits
+        rounded >>= np.uint32(16)
+        narrow = rounded.astype(np.uint16)
+    no_numbers = np.isnan(values)
+    if no_numbers.any():
+        narrow[no_numbers] = 0x7FFF
+    return narrow
 
 
 def from_float_truncated(values: Lanes, kind: str) -> Lanes:
