@@ -25,9 +25,10 @@ AFTER_PRUNING = 0.8
 """Of the limit: so much is left, so that not every later file makes one too many."""
 KERNEL = ".kernel"
 """How the name of a file ends that has one line of JSON about what is compiled, then that."""
-OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
-"""Of NVRTC, which such names cover: its own cache would answer a repeated compile without the log that says registers
-and spills."""
+OPTIONS = ("--std=c++17", "-default-device", "--minimal", "--ptxas-options=-v", "--no-cache")
+"""Of NVRTC, which such names cover. Its declarations of textures and of launches by kernels, of which ours have
+none, take 30 ms of each compile; its own cache would answer a repeated one without the log that says registers and
+spills."""
 SUFFIXES = (KERNEL, ".check", ".climbs")
 """Of files that may be removed; the user may have chosen a folder with others in it."""
 DAY_S, HOUR_S, BETWEEN_S = 86400, 3600, 600
