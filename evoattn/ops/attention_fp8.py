@@ -137,7 +137,13 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     )
     if query.dtype == E4M3 and dtype != ANSWERS:
         call.op, call.out = IN_FP16, out_like(given.query, given.value, dtype=dtype)
-    answer = _answer(call, given, sinks, kind)
+    answer = _answer(call, given, sinks, kind, may_change=not turned)
+    if answer is None:  # what the call has found out has others like it quantised in another way, and so this one
+        return attention_fp8(
+            query, key, value, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks,
+            q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, smooth_k=smooth_k, dtype=dtype,
+            return_lse=return_lse, strict=strict,
+        )  # fmt: skip
     out, lse = (answer, None) if isinstance(answer, Tensor) else answer
     out = out.to(dtype)
     return out if lse is None else (out, lse if correction is None else lse + correction)
@@ -302,15 +308,18 @@ def _lse_correction(query: Tensor, means: Tensor, scale: float | None) -> Tensor
     return (query.float() @ means.transpose(2, 3))[..., 0] * factor
 
 
-def _answer(call: Call, given: Quantised, sinks: Tensor | None, kind: tuple[object, ...]) -> Answer:
-    """By a kernel of 8 bits, else in 16. `kind`: as of `_turns`."""
+def _answer(
+    call: Call, given: Quantised, sinks: Tensor | None, kind: tuple[object, ...], may_change: bool
+) -> Answer | None:
+    """By a kernel of 8 bits, else in 16. `kind`: as of `_turns`. None where no kernel takes what was turned, or rounds
+    query, which is remembered, if `may_change` says that tensors may be quantised anew."""
     if given.q_scale is None:
         runtime = current.runtime()
         try:
             return runtime.attend(replace(call, strict=True, op=rounded_op(WIDE[call.query.dtype])))
         except NoKernel:
             runtime.keep(runtime.served, (ROUNDS, *kind), False)
-            given = _with_query(given)
+            return None
     assert given.q_scale is not None
     call = replace(call, query=given.query, terms=behind(call.terms, (given.q_scale,)), q_scaled=True)
     widest = WIDEST if call.turned or call.query.dtype != E4M3 else WIDEST_IN_ROWS
@@ -319,8 +328,9 @@ def _answer(call: Call, given: Quantised, sinks: Tensor | None, kind: tuple[obje
         try:
             return runtime.attend(replace(call, strict=True))
         except NoKernel:
-            if call.turned:  # the next such value is quantised as it lies
+            if call.turned and may_change:
                 runtime.keep(runtime.served, (TURNED, *kind), False)
+                return None
             if call.strict:
                 raise
     elif call.strict:

@@ -252,7 +252,7 @@ def test_what_no_kernel_takes_is_tried_again_of_another_mask_and_dtype(tmp_path)
                 )
     causal, full = "causal_lower_right", "full"
     rounded, half = (rounded_op(dtype) for dtype in ("bf16", "fp16"))
-    new = lambda mask, op: [(mask, op, True), (mask, "forward", True)]
+    new = lambda mask, op: [(mask, op, True), (mask, "forward", True), (mask, "forward", False)]
     known = [(causal, "forward", False)]
     assert asked == [*new(causal, rounded), *known, *new(full, rounded), *new(causal, half), *new(causal, rounded)]
 
@@ -415,3 +415,17 @@ def test_what_does_not_fit_is_a_sentence():
         evoattn.attention(q, k, v, enable_gqa=True, v_scale="2")
     with pytest.raises(ValueError, match="granularity"):
         evoattn.quantize_kv(k.float(), v.float(), granularity="row")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_first_call_has_the_bits_of_those_to_come(tmp_path, strict):
+    """What no kernel takes is quantised as where that is known."""
+    q, k, v = tensors()
+    with current.use(fake_runtime(FakeDevice(), tmp_path, lambda *asked: None)):
+        if strict:
+            for _ in range(2):
+                with pytest.raises(NoKernel, match="No kernel serves"):
+                    evoattn.attention_fp8(q, k, v, strict=True)
+            return
+        first, again = (evoattn.attention_fp8(q, k, v) for _ in range(2))
+    assert torch.equal(first, again)
