@@ -48,16 +48,21 @@ class Mutant:
     source: str
 
     def names(self) -> list[str]:
-        """What tests call that touch it: the functions and classes around the line, the innermost first, then of a
-        family's module the family, then its module."""
+        """What tests call that touch it: the functions and classes around the line, the innermost first, then the
+        folder within a room, such as a family, then the module."""
         nodes = ast.walk(ast.parse(self.file.read_text())) if self.file.suffix == ".py" else ()
         around = [
             (node.lineno, node.name)
             for node in nodes
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= self.line <= (node.end_lineno or 0)
         ]
-        family = [self.file.parent.name] if self.file.parent.parent.name == "families" else []
-        return [name for _, name in sorted(around, reverse=True)] + family + [self.file.stem]
+        folder = self.file.parent.name
+        return [name for _, name in sorted(around, reverse=True)] + [folder] * self.is_deep + [self.file.stem]
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether its folder is one of a room: a family, or what stands for another package."""
+        return len(self.file.relative_to(ROOT).parts) > 3
 
     def __str__(self) -> str:
         return f"{self.number:4} {self.file.relative_to(ROOT)}:{self.line}: {self.change}"
@@ -252,13 +257,14 @@ def nearest_first(mutant: Mutant, tests: Iterable[str], copied: Path) -> list[st
 
 def in_turns(mutant: Mutant, tests: list[str], copied: Path) -> list[list[str]]:
     """The tests that are to notice it, in two turns: the quickest of the room's `tests`, which are digests and those of
-    the nearest files; then all others of these and of files that import the module."""
+    the nearest files; then all others of these and of files that import the module, and those of the room's others."""
     files = nearest_first(mutant, (file for file in tests if file in _ITEMS), copied)
     digests = [name for file in files for name, seconds in _ITEMS[file].items() if seconds == DIGEST]
     near = dict.fromkeys([*digests, *sorted(varied(files[:MOST_FILES]), key=_guess)])
     first = _within(FIRST_SECONDS, list(near))
     more = nearest_first(mutant, sorted({*files[:MOST_FILES], *importers(mutant, copied)}), copied)
-    return [first, _within(MOST_SECONDS, [name for name in varied(more) if name not in first])]
+    others = dict.fromkeys([*varied(more), *varied(files)])
+    return [first, _within(MOST_SECONDS, [name for name in others if name not in first])]
 
 
 def varied(files: Sequence[str]) -> list[str]:
