@@ -68,7 +68,12 @@ def facts() -> Iterator[tuple[str, Any]]:
             yield "provenance", list(_of_trials(launches))
             yield "varied", [answer(check.problem_constants, one, 89, launches, scratch) for one in VARIED]
             eight = ANY.with_(dtype="e4m3", bias="", lse=False)
-            others = eight, eight.with_(scales="head"), ANY.with_(bias="", blocks="128x64:70+200")
+            others = (
+                eight,
+                eight.with_(scales="head"),
+                ANY.with_(bias="", blocks="128x64:70+200"),
+                ANY.with_(score="s*2"),
+            )
             yield "references", [check.has_reference(one) for one in (*VARIED, *others)]
     for name in ("mine", "1st", "class", "torch", "json", "a-b"):
         with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 selected keys."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -83,3 +84,16 @@ def test_selected_keys_are_those_of_the_mask_that_are_named():
     added = by_hand.selected(named, torch.full((1, 1, 3, 4), -2.0), query, key, False)
     assert rows(added == -2.0) == ["1100", "0101", "0010"]
     assert set(added.flatten().tolist()) == {-2.0, torch.finfo(torch.float32).min}
+
+
+def test_blocks_are_selected_by_the_layer_for_the_queries_that_end_with_the_keys():
+    layer, query, key = mock.Mock(), torch.empty(2, 4, 3, 6), torch.empty(2, 1, 7, 6)
+    blocks, seen = torch.zeros(2, 1, 3, 2), torch.ones(2, 1, 3, 7, dtype=torch.bool)
+    asked = layer.indexer.build_block_mask
+    for positions in (None, torch.tensor([4, 5, 6]), torch.tensor([[4, 5, 6], [0, 1, 2]])):
+        assert by_hand.of_blocks(layer, blocks, seen, query, key, positions) is asked.return_value
+        assert asked.call_args.args[:5] == (blocks, seen, 7, torch.float32, query.device)
+        expected = [[4, 5, 6], [4, 5, 6] if positions is None or positions.dim() == 1 else [0, 1, 2]]
+        assert asked.call_args.args[5].tolist() == expected
+    with pytest.raises(ValueError, match="over selected blocks of keys"):
+        by_hand.of_blocks(torch.nn.Module(), blocks, seen, query, key, None)

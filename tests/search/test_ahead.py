@@ -125,7 +125,10 @@ class AnswersAtOnce:
 def test_the_first_answer_waits_for_few_thoughts():
     worker = AnswersAtOnce()
     sampler = AheadSampler(worker)
-    sampler.listen()
+    assert worker_of(sampler) == [worker]
+    listen(sampler, [])
+    assert not worker.counts, "it was not among those that were heard"
+    listen(sampler, [worker])
     assert worker.counts == [FIRST], "it thinks before it is asked"
     taken: list[Proposal] = []
     while len(taken) < 3 * AHEAD:
