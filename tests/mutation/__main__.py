@@ -23,6 +23,7 @@ copy of the tracked files, at best under `nice -n 15`."""
 
 import argparse
 import json
+import math
 import random
 import re
 import sys
@@ -98,6 +99,11 @@ def run(
     return judged(mutants, seed, jobs, out)
 
 
+def _share(variant: str, count: int) -> int:
+    """How many of a variant's mutants are of each family that serves it."""
+    return math.ceil(count / len(serving(variant)))
+
+
 def _prepared(
     pair: tuple[str, str], known: Collection[str], words: argparse.Namespace
 ) -> tuple[list[Setting], list[Mutant]]:
@@ -117,7 +123,7 @@ def _prepared(
     else:
         lines = frozenset(line for setting in sound for line in variants.own_lines(setting, variant))
         chosen = [*variants.mutants_on(family, lines, f"{family} {variant} {words.seed}")]
-        chosen = chosen[: -(-words.count // len(serving(variant)))]
+        chosen = chosen[: _share(variant, words.count)]
     return sound, [m for m in chosen if re.search(words.match, str(m)) and m.key not in known]
 
 
@@ -146,7 +152,10 @@ def run_variants(words: argparse.Namespace) -> list[Verdict]:
         pairs = [pair for pair in pairs if pair in survived]
     random.Random(words.seed).shuffle(pairs)  # of a run that is cut off, all variants have some
     known = [set() if words.again else known_keys(words.out, family, variant) for variant, family in pairs]
-    found = in_processes(words.jobs, partial(_of_pair, words=words), [*zip(pairs, known)])
+    left = [(pair, keys) for pair, keys in zip(pairs, known) if len(keys) < _share(pair[0], words.count)]
+    for family in {family for (_, family), _ in left}:
+        mutants_of(family)  # once, for all processes
+    found = in_processes(words.jobs, partial(_of_pair, words=words), left)
     return [verdict for verdicts in found for verdict in verdicts]
 
 
