@@ -1,11 +1,13 @@
 """Is `evoattn.attention` right for any call? Draws calls over all arguments and judges each answer.
 
-    python -m tests.fuzz [--count 300] [--seed 200] [--jobs 16] [--seconds 90] [--json FILE] [--only N]
+    python -m tests.fuzz [--faces] [--count 300] [--seed 200] [--jobs 16] [--seconds 90] [--json FILE] [--only N]
 
 Of each call: two runs, the same bit for bit, over memory that was poisoned with NaN before; inputs unchanged; nothing
 written beside a given `out`; the answer and the log-sum-exp against the formula in float64 by flash-attention's rule.
 The second run of half of the calls is compiled, a CUDA graph's, of several threads or streams, SDPA's in nested blocks,
 in a mode of torch (inference, autocast, deterministic algorithms, gradients) or by a transform.
+With `--faces` it asks evoattn's other faces: gradients, expressions, FlexAttention's language, 8 bits, FlashAttention's
+functions, `batch_invariant=True`; the second time in a CUDA graph, on a stream or in tasks of asyncio.
 Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
 ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
 PyTorch answers all calls."""
@@ -21,8 +23,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -30,10 +34,12 @@ from evoattn.backends.platform import CudaPlatform
 from evoattn.model.gpu import detect_devices
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
-from tests.fuzz.ahead import compiled_ahead
+from tests.fuzz.ahead import compile_face, compile_one
 from tests.fuzz.calls import drawn
 from tests.fuzz.judged import Judged, judged
+from tests.fuzz.judged_faces import face_of, judged_face
 from tests.fuzz.ways import ways
+from tests.support.in_processes import in_processes
 
 BROKEN = 3
 """How a process ends after which the device can only be used by another one."""
@@ -53,6 +59,7 @@ def main() -> int:
     parser.add_argument(
         "--measured-only", action="store_true", help="no kernels that were measured on no GPU like this"
     )
+    parser.add_argument("--faces", action="store_true", help="not calls of attention, but the other functions")
     parser.add_argument("--only", type=int, help="one call, by its number")
     parser.add_argument("--folder", type=Path, help="of compiled kernels; a new one unless given")
     parser.add_argument("--json", type=Path)
@@ -98,35 +105,90 @@ def rows_of(path: Path) -> dict[int, Judged]:
     return rows
 
 
+@dataclass
+class Asking:
+    """What is asked, calls or other faces: `items` by their numbers, what makes the kernels of one ready, its name
+    before it has run, and the verdict."""
+
+    items: list[Any]
+    ahead: Callable[..., Any]
+    begun: Callable[[Any], str]
+    judge: Callable[[Any], Judged]
+
+
+def of_calls(words: argparse.Namespace, device: str) -> Asking:
+    """Calls of the four functions, each `(number, call)`."""
+    way_of = ways(words.seed, words.count)
+    return Asking(
+        list(enumerate(drawn(words.seed, words.count, words.most_flops))),
+        compile_one,
+        lambda item: f"{way_of[item[0]]}: {item[1].describe()}",
+        lambda item: judged(item[0], item[1], device, way=way_of[item[0]]),
+    )
+
+
+def of_faces(words: argparse.Namespace, device: str, launches: Callable[[], int]) -> Asking:
+    """Questions to other faces, which are numbers."""
+    return Asking(
+        list(range(words.count)),
+        partial(compile_face, seed=words.seed),
+        face_of,
+        lambda number: judged_face(words.seed, number, device, launches),
+    )
+
+
+def number_of(item: Any) -> int:
+    """That of a call or a question."""
+    return item if isinstance(item, int) else int(item[0])
+
+
 def run_calls(words: argparse.Namespace) -> int:
     """Run the calls that no process before has run, and write down what became of each."""
     done = rows_of(words.json)
-    way_of = ways(words.seed, words.count)
-    calls = [c for c in enumerate(drawn(words.seed, words.count, words.most_flops)) if c[0] not in done]
-    calls = calls if words.only is None else [c for c in calls if c[0] == words.only]
     devices, platform = detect_devices(), None
-    ready = (c for c in calls)
     if devices and devices[0].spec:
-        ready = compiled_ahead(calls, words.jobs, devices[0].spec, words.folder, not words.measured_only)
-        platform = CudaPlatform()
+        platform = CountingPlatform()
+    device = "cuda" if platform else "cpu"
+    asking = (
+        of_faces(words, device, lambda: platform.count if platform else 0) if words.faces else of_calls(words, device)
+    )
+    items = [one for one in asking.items if number_of(one) not in done and words.only in (None, number_of(one))]
+    ready = (one for one in items)
+    if platform:
+        ready = in_processes(
+            words.jobs, partial(asking.ahead, devices[0].spec, words.folder, not words.measured_only), items
+        )
     runtime = Runtime(platform, current.best_known, words.folder, others=next_picks)
     runtime.estimated = not words.measured_only
     with current.use(runtime), torch.no_grad(), words.json.open("a") as file:
         if file.tell() and not words.json.read_bytes().endswith(b"\n"):
             file.write("\n")  # the process before ended in the midst of a line
-        for number, call in ready:
+        for item in ready:
             if time.time() > words.until:
                 break
-            begun = f"{way_of[number]}: {call.describe()}"
-            write(file, Judged(number, begun, False, "", 0.0, ENDED))
-            row = judged(number, call, "cuda" if platform else "cpu", way=way_of[number])
+            write(file, Judged(number_of(item), asking.begun(item), False, "", 0.0, ENDED))
+            row = asking.judge(item)
             write(file, row)
             if row.wrong:
-                print(f"{number}: {row.wrong}: {row.call}; {row.ran}", flush=True)
+                print(f"{row.number}: {row.wrong}: {row.call}; {row.ran}", flush=True)
                 if platform and is_broken():
                     ready.close()  # and with it the processes that compile
                     return BROKEN
     return 0
+
+
+class CountingPlatform(CudaPlatform):
+    """Counts launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, launch = 0, self.launch
+
+        def counted(*given: Any) -> int:
+            self.count += 1
+            return launch(*given)
+
+        self.launch = counted
 
 
 def write(file: TextIO, row: Judged) -> None:

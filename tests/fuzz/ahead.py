@@ -1,22 +1,30 @@
 """Compiles the kernels of drawn calls in other processes, which need no GPU."""
 
+import contextlib
 import warnings
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import torch
+
+import evoattn
 from benchmarks.calls.no_device import NoDevice
 from evoattn.backends.cubins import Cubin, get_cubin
 from evoattn.backends.platform import Platform
+from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from evoattn.ops.check import record_check
 from evoattn.ops.choice import Choice, Refusal
 from evoattn.ops.plan import CallPlan
 from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
+from tests.fuzz.asked import Draw
 from tests.fuzz.calls import Call
+from tests.fuzz.judged_faces import ALL, face_of
 from tests.fuzz.made import Maker, called
-from tests.support.in_processes import in_processes
 
 Numbered = tuple[int, Call]
 
@@ -49,8 +57,25 @@ def compile_one(
     return numbered
 
 
-def compiled_ahead(
-    calls: list[Numbered], jobs: int, gpu: GpuSpec, folder: Path, estimated: bool
-) -> Generator[Numbered, None, None]:
-    """The calls as their kernels are ready."""
-    return in_processes(jobs, partial(compile_one, gpu, folder, estimated), calls)
+def built(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
+    """Machine code, whose check is recorded as passed on no device."""
+    cubin = get_cubin(family, problem, config, gpu, folder)
+    record_check(cubin, NoDevice(gpu.name).identity(0), folder, config, "")
+    return cubin
+
+
+def compile_face(
+    gpu: GpuSpec, folder: Path, estimated: bool, seed: int, number: int, build: Callable[..., Cubin] = built
+) -> int:
+    """As `compile_one`, of a question to another face; its launches compute nothing, so that what comes behind them is
+    compiled, too."""
+    runtime = Runtime(cast(Platform, NoDevice(gpu.name)), current.best_known, folder, build=build, others=next_picks)
+    runtime.estimated = estimated
+    with current.use(runtime), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):  # as above
+            asked = ALL[face_of(number)](Draw.of(seed, number, "cpu"))
+            for _ in range(2):  # the second for kernels that are made ready beside calls
+                asked.ask()
+                evoattn.settle()
+    return number

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from evoattn.ops.torch_answer import NoKernel
 from tests.fuzz.calls import Call
+from tests.fuzz.formula import FP32_RELATIVE, FP32_ROUNDING, LSE_ABSOLUTE, LSE_RELATIVE, why_far
 from tests.fuzz.made import POISON, Made, Maker, called, explained, within
 from tests.fuzz.ways import Answer, has_same_bits, made_by
 
 SCORES_AT_ONCE = 1 << 26
-LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
-FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,10 @@ def _changed(call: Call, made: Made, one: Sequence, scores: Tensor, part: slice,
     return scores.masked_fill(hidden, -math.inf)
 
 
-def _rms(x: Tensor) -> float:
-    return x.square().mean().sqrt().item()
-
-
 def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tuple[str, float]:
-    """(What is wrong with an answer, empty if nothing; its largest error as a part of what is allowed).
-
-    flash-attention's rule: no more than twice what the formula in the input's dtype is off, and twice the rounding of
-    the output's (three times the former with a soft cap); the root mean square by the same rule. At least an `eps` of
-    the largest output is allowed; of fp32, which is judged against float64, what rounded scores make."""
+    """(What is wrong with an answer, empty if nothing; its largest error as a part of what is allowed): by the rule of
+    `why_far`, with a factor of 3 where there is a soft cap. Of fp32, which is judged against float64, what rounded
+    scores make is allowed."""
     exact, low = (
         torch.empty(answer.shape, dtype=dtype, device=answer.device) for dtype in (torch.double, answer.dtype)
     )
@@ -140,31 +133,20 @@ def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tup
     for right, rough in zip(sequences(call, made, exact, sums), sequences(call, made, low, others), strict=True):
         largest = max(largest, fill(call, made, right, torch.double))
         fill(call, made, rough, answer.dtype)
-    if not answer.numel():
-        return "", 0.0
-    if not torch.equal(torch.isnan(answer), nan := torch.isnan(exact)):
-        return f"{int(torch.isnan(answer).sum())} of {answer.numel()} outputs are NaN, not {int(nan.sum())}", math.inf
-    answer, exact, low = (tensor.masked_fill(nan, 0) for tensor in (answer, exact, low))
-    off, apart, eps = answer.double() - exact, low.double() - exact, torch.finfo(answer.dtype).eps
-    rounded = exact.to(answer.dtype)
-    nudged = (rounded + 0.3 - 0.3).double() - rounded.double()
-    size, factor = exact.abs().max().item(), 3 if call.softcap else 2
     part = 0.0
     if call.dtype == "fp32":
         part = FP32_RELATIVE + (2 + math.sqrt(call.head_dim) / 3) * FP32_ROUNDING * largest
-    allowed = max(factor * apart.abs().max().item() + 2 * nudged.abs().max().item(), max(eps, part) * size)
-    allowed_rms = max(factor * _rms(apart) + 2 * _rms(rounded.double() - exact), max(eps / 2, part) * _rms(exact))
-    worst = max(off.abs().max().item() / max(allowed, 1e-30), _rms(off) / max(allowed_rms, 1e-30))
-    if worst > 1:
-        return f"{worst:.2f} times the error that is allowed ({off.abs().max().item():.2e}, {allowed:.2e})", worst
-    return (_why_wrong_lse(lse, sums), worst) if lse is not None else ("", worst)
+    wrong, worst = why_far(answer, exact, low, 3 if call.softcap else 2, part)
+    if wrong or lse is None or not lse.numel():
+        return wrong, worst
+    return why_wrong_lse(lse, sums), worst
 
 
 def _rows(call: Call) -> tuple[int, int, int]:
     return call.batch, call.heads, call.seqlen_q
 
 
-def _why_wrong_lse(lse: Tensor, exact: Tensor) -> str:
+def why_wrong_lse(lse: Tensor, exact: Tensor) -> str:
     """-inf exactly where no key is seen, elsewhere off by no more than the polynomial exponential is."""
     none = torch.isnan(exact) | torch.isposinf(exact)
     if not torch.equal(torch.isnan(lse) | torch.isposinf(lse), none):

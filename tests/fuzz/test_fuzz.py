@@ -8,14 +8,17 @@ import sys
 import pytest
 import torch
 
+from benchmarks.calls.no_device import no_code
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import cubin_cache
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import Runtime, current
 from tests.fuzz import __main__ as op_right
-from tests.fuzz.ahead import compile_one
+from tests.fuzz.ahead import compile_face, compile_one
+from tests.fuzz.asked import Asked
 from tests.fuzz.calls import Call, drawn
 from tests.fuzz.judged import _written_beside, judged, why_wrong
+from tests.fuzz.judged_faces import ALL, face_of, judged_face
 from tests.fuzz.made import BAND, POISON, Maker, called
 from tests.fuzz.ways import AT_ONCE, WAYS, ways
 from tests.ops.fake_device import BUILT, FakeDevice, fake_runtime
@@ -260,3 +263,44 @@ def test_what_was_judged_before_it_is_stopped_is_said(tmp_path, monkeypatch, cap
     monkeypatch.setattr(sys, "argv", ["op_right.py", "--json", str(tmp_path / "rows")])
     assert op_right.main() == op_right.STOPPED
     assert "1 calls in 0 s, 0 wrong; by kernels: 1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(2 * len(ALL)), ids=face_of)
+@pytest.mark.sampled(3)
+def test_what_pytorch_answers_to_other_faces_is_right(number):
+    with current.use(Runtime(None, current.best_known, cubin_cache())), torch.no_grad():
+        row = judged_face(91, number, "cpu", lambda: 0)
+    assert not row.wrong and not row.kernel and face_of(number) in row.call
+
+
+def judged_as(ask, **words):
+    """The verdict on a question to which 1 is right."""
+    asked = Asked("one", ask, lambda dtype: [torch.ones(9, dtype=dtype)], [torch.zeros(3)], **words)
+    return judged_face(1, 0, "cpu", lambda: 0, {"only": lambda draw: asked}).wrong
+
+
+def test_wrong_answers_of_other_faces_are_found():
+    counted = iter(range(99))
+    assert judged_as(lambda: [torch.ones(9)]) == ""
+    assert "times the error" in judged_as(lambda: [torch.full((9,), 1.1)])
+    assert "outputs are NaN" in judged_as(lambda: [torch.full((9,), float("nan"))])
+    assert judged_as(lambda: [torch.ones(9) + 1e-8]) == "" == judged_as(lambda: [torch.ones(9).half()])
+    assert judged_as(lambda: [torch.ones(9) + 1e-7 * next(counted)]) == "two runs differ"
+    assert judged_as(lambda: [torch.ones(9) + 1e-7 * next(counted)], same_bits=False, part=1e-4) == ""
+    assert judged_as(lambda: [torch.ones(9) + 1e-6], exactly=True) == "the numbers are others"
+    assert judged_as(lambda: [torch.ones(9), torch.ones(1)]).startswith("ValueError")
+    given = torch.zeros(3)
+    changing = Asked("one", lambda: [given.add_(1)], lambda dtype: [torch.ones(3, dtype=dtype)], [given])
+    assert "inputs [0] were changed" in judged_face(1, 0, "cpu", lambda: 0, {"only": lambda draw: changing}).wrong
+
+
+def test_kernels_of_other_faces_are_compiled_ahead(tmp_path):
+    names = []
+
+    def build(family, *asked):
+        names.append(family.name)
+        return no_code(family, *asked)
+
+    assert compile_face(GPUS["h100"], tmp_path, True, 5, 1, build) == 1
+    assert names == ["flash_wgmma", "backward_wgmma"] and face_of(1) == "packed-gradients"
