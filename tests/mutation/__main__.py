@@ -31,7 +31,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 from evoattn.families.registry import FAMILIES
@@ -53,50 +52,52 @@ def sample(family: str, count: int, seed: int) -> list[Mutant]:
     return in_turn(mutants_of(family), f"{family} {seed}")[:count]
 
 
-def _is_sound(setting: Setting, seed: int) -> tuple[Setting, str]:
-    """A setting, and what is wrong with its kernel as it is: a false alarm; empty if nothing is."""
+def _is_sound(setting: Setting, seed: int) -> bool:
+    """Whether a setting's kernel as it is passes; if not, that is told: a false alarm."""
     verdict, reason = run_ptx(setting, setting.ptx, seed)
-    return setting, "" if verdict == SURVIVED else reason
+    if verdict != SURVIVED:
+        print(f"FALSE ALARM: {setting.family} {setting}: {reason}", flush=True)
+    return verdict == SURVIVED
 
 
-def sound_settings(families: list[str], seed: int, count: int, jobs: int) -> dict[str, list[Setting]]:
-    """By family the settings in which its mutants are judged."""
-    draw = partial(drawn_settings, count=count, seed=seed)
-    drawn = [setting for settings in in_processes(jobs, draw, families) for setting in settings]
-    by_family: dict[str, list[Setting]] = {family: [] for family in families}
-    for setting in in_processes(jobs, with_lines, drawn):
-        by_family[setting.family].append(setting)
-    chosen = []
-    for settings in by_family.values():
-        chosen += with_most_lines(sorted(settings, key=lambda setting: str(setting.row())), count)
-        settings.clear()
-    for setting, alarm in in_processes(jobs, partial(_is_sound, seed=seed), chosen):
-        if alarm:
-            print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
-        else:
-            by_family[setting.family].append(setting)
-    return {family: sorted(settings, key=lambda setting: str(setting.row())) for family, settings in by_family.items()}
+def sound_settings(family: str, seed: int, count: int) -> list[Setting]:
+    """The settings in which its mutants are judged."""
+    drawn = [with_lines(setting) for setting in drawn_settings(family, count, seed)]
+    chosen = with_most_lines(sorted(drawn, key=lambda setting: str(setting.row())), count)
+    return [setting for setting in sorted(chosen, key=lambda setting: str(setting.row())) if _is_sound(setting, seed)]
 
 
-_SETTINGS: dict[str, list[Setting]] = {}
-"""By family, or by variant and family. Processes of `judged` have what was here when they began."""
-
-
-def _judge(named: tuple[str, Mutant], seed: int) -> tuple[Verdict, float]:
-    """A verdict, and its seconds."""
-    (name, mutant), started = named, time.process_time()
-    settings = _SETTINGS[name]
-    found = judge(mutant, settings, seed)
-    return replace(found, variant=name.rpartition(", ")[0]), time.process_time() - started
+def judged(
+    mutants: Sequence[Mutant], settings: list[Setting], seed: int, out: Path | None, variant: str = ""
+) -> list[Verdict]:
+    """Verdicts on mutants of a family, on lines of a variant, each printed and added to `out` as it comes: a run that
+    is cut off has what it did."""
+    found = []
+    for mutant in mutants if settings else ():
+        started = time.process_time()
+        found.append(verdict := replace(judge(mutant, settings, seed), variant=variant))
+        seconds = time.process_time() - started
+        print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
+        if out:
+            with out.open("a") as file:
+                file.write(json.dumps(verdict.row()) + "\n")
+    return found
 
 
 def run(
     mutants: Mapping[str, Sequence[Mutant]], seed: int, settings: int, jobs: int, out: Path | None
 ) -> list[Verdict]:
-    """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
+    """Judge the mutants, print a line for each, and add verdicts to `out` as they come: a process takes a family."""
     families = [family for family in mutants if mutants[family]]
-    _SETTINGS.update(sound_settings(families, seed, settings, jobs))
-    return judged(mutants, seed, jobs, out)
+    random.Random(seed).shuffle(families)
+    call = partial(_of_family, seed=seed, settings=settings, out=out)
+    found = in_processes(jobs, call, [(family, mutants[family]) for family in families])
+    return [verdict for verdicts in found for verdict in verdicts]
+
+
+def _of_family(of: tuple[str, Sequence[Mutant]], seed: int, settings: int, out: Path | None) -> list[Verdict]:
+    family, mutants = of
+    return judged(mutants, sound_settings(family, seed, settings), seed, out)
 
 
 def _share(variant: str, count: int) -> int:
@@ -109,13 +110,9 @@ def _prepared(
 ) -> tuple[list[Setting], list[Mutant]]:
     """Of a variant and a family: settings that have it and are right, and the mutants of the variant's lines but for
     those of `known` keys."""
-    (variant, family), sound = pair, list[Setting]()
-    for setting in variants.settings_of(family, variant, words.settings, words.seed):
-        _, alarm = _is_sound(setting, words.seed)
-        if alarm:
-            print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
-        else:
-            sound.append(setting)
+    variant, family = pair
+    drawn = variants.settings_of(family, variant, words.settings, words.seed)
+    sound = [setting for setting in drawn if _is_sound(setting, words.seed)]
     chosen: list[Mutant]
     if words.again:
         left = {key for of_variant, of_family, key in unexplained(words.again) if (of_variant, of_family) == pair}
@@ -128,15 +125,12 @@ def _prepared(
 
 
 def _of_pair(of: tuple[tuple[str, str], Collection[str]], words: argparse.Namespace) -> list[Verdict]:
-    """Verdicts on the mutants of a variant and a family, each told as it comes: a run that is cut off has what it
-    did."""
+    """Verdicts on the mutants of a variant and a family."""
     settings, mutants = _prepared(*of, words)
-    name = ", ".join(of[0])
-    if words.list or not settings:
-        listed({name: mutants})
-        return []
-    _SETTINGS[name] = settings
-    return [told(*_judge((name, mutant), words.seed), words.out) for mutant in mutants]
+    if not words.list:
+        return judged(mutants, settings, words.seed, words.out, of[0][0])
+    listed({", ".join(of[0]): mutants})
+    return []
 
 
 def run_variants(words: argparse.Namespace) -> list[Verdict]:
@@ -157,22 +151,6 @@ def run_variants(words: argparse.Namespace) -> list[Verdict]:
         mutants_of(family)  # once, for all processes
     found = in_processes(words.jobs, partial(_of_pair, words=words), left)
     return [verdict for verdicts in found for verdict in verdicts]
-
-
-def told(verdict: Verdict, seconds: float, out: Path | None) -> Verdict:
-    """The verdict, printed and added to `out`."""
-    print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
-    if out:
-        with out.open("a") as file:
-            file.write(json.dumps(verdict.row()) + "\n")
-    return verdict
-
-
-def judged(mutants: Mapping[str, Sequence[Mutant]], seed: int, jobs: int, out: Path | None) -> list[Verdict]:
-    """The mutants by family, or by variant and family, in `_SETTINGS`, in turn; see `run`."""
-    turns = zip_longest(*([(name, mutant) for mutant in mutants[name]] for name in mutants if _SETTINGS.get(name)))
-    items = [one for turn in turns for one in turn if one]
-    return [told(*one, out) for one in in_processes(jobs, partial(_judge, seed=seed), items)]
 
 
 def known_keys(path: Path | None, family: str, variant: str = "") -> set[str]:
