@@ -367,3 +367,15 @@ def test_a_source_of_other_launches_or_sums_is_outdated():
     assert "first launch" in (FAMILY.why_outdated(START, before) or "")
     by_bulk = type(START)(START.family, START.params | {"DQ_SUM": "bulk"})
     assert "shared memory" in (FAMILY.why_outdated(by_bulk, source) or "")
+
+
+@pytest.mark.parametrize(
+    ("dims", "fits"), [("128 128", 1), ("256 128", 1), ("256 192", 0), ("128 64", 0), ("192 128", 0)]
+)
+def test_warpgroups_that_share_dimensions_need_whole_chunks_of_keys_and_values(dims, fits):
+    dim, value_dim = dims.split()
+    problem = parse_shape(f"B=1,H=4,S=1024,D={dim},Dv={value_dim},dtype=bf16,mask=full,op=backward")
+    configs = load_space("backward_wgmma", H100).starting_configs()
+    config = next(one for one in configs if (one["DIM_GROUPS"], one["GROUP_SHARE"]) == (2, "dims"))
+    why = FAMILY.why_invalid(problem, config, H100)
+    assert why is None if fits else why.startswith("DIM_GROUPS=2 needs head_dims of 2 times 64")
