@@ -22,6 +22,7 @@ from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
+from evoattn.search import api
 from evoattn.search.kept import keep_leader
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchPlan, SearchWords
@@ -308,3 +309,14 @@ def test_a_search_begins_with_what_was_kept(study, tmp_path, monkeypatch):
     assert keep_leader(study((unusual, 10.0), (TODAY, 12.0))).startswith("evoattn.attention runs it")
     chosen = begin({"flash_mma": space}, TO_KEEP, GPU)["flash_mma"]
     assert chosen.starting[0] == unusual.params and len(chosen.starting) == len(set(map(str, chosen.starting)))
+
+
+def test_families_are_a_name_or_several():
+    assert [api._names(given) for given in ("split_kv", ["a", "b"], iter("ab"))] == [
+        ("split_kv",),
+        ("a", "b"),
+        ("a", "b"),
+    ]
+    for given in (3, [3], ("a", None)):
+        with pytest.raises(WrongUse, match="families must be names"):
+            api._names(given)
