@@ -4,6 +4,7 @@ of scores in kernels."""
 from dataclasses import asdict, dataclass
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,3 +123,31 @@ def test_steps_are_those_of_the_sequences():
     problem = AttentionProblem(3, 1, 1, 300, 300, 64, "fp16", "causal_lower_right", varlen="200+0+100")
     assert row_steps(problem, 100, 50) == ((2 + 4 + 2) / 3, 4, 3)
     assert row_steps(problem.with_(mask="full"), 100, 50) == ((4 + 4 + 2) / 3, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("family", "edit"),
+    [
+        *(("flash_mma", None), ("split_kv", None)),
+        ("flash_mma", ("[sequence] - query_starts[0]", "[sequence] + query_starts[0]")),
+    ],
+)
+def test_rows_in_front_of_the_first_sequence_are_nobody_s(family, edit):
+    """As of a batch of an engine of which a call takes the later sequences."""
+    whole = AttentionProblem(3, 2, 1, 40, 70, 64, "fp16", "causal_lower_right", "bshd", varlen="37+5+40/20+70+33")
+    later, gpu = whole.with_(batch=2, varlen="5+40/70+33"), H100
+    configs = load_space(family, gpu).starting_configs()
+    config = next(one for one in configs if FAMILIES[family].why_invalid(later, one, gpu) is None)
+    kernel, case = (
+        built(FAMILIES[family], later, config, gpu, *[edit] * bool(edit)),
+        make_case("plain", whole, 1, "cpu"),
+    )
+    rows = {name: t.transpose(1, 2).contiguous() for name, t in case.tensors.items() if t.dim() == 4}
+    begins = {name: t[1:].clone() for name, t in case.tensors.items() if name not in rows}
+    out = torch.full_like(rows["q"], torch.nan)
+    scratch = {name: torch.zeros(count, dtype=torch.uint8) for name, count in kernel.workspace(later).items()}
+    faults = InterpreterBackend().run(kernel.compiled, kernel.launches(later), rows | begins | {"o": out} | scratch)
+    exact = case.answer["o"]
+    off = (out - exact.values.transpose(1, 2))[:, 37:].abs().max()
+    assert out[:, :37].isnan().all() or edit
+    assert (not faults and off <= exact.allowed_error) == (edit is None)
