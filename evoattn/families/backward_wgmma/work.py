@@ -191,11 +191,10 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "query split": genes.QUERY_SPLIT if genes.SPLIT == "all" else 1,
         LAST_PARTS: genes.QUERY_SPLIT if genes.SPLIT == "last" else 1,
         "producer group": genes.PRODUCER == "warpgroup",
-        "order": 4 * (genes.ORDER == "dv_last"),  # as the trees were fitted, among orders that are gone
+        "dv last": genes.ORDER == "dv_last",
         "p registers": genes.P_PLACE == "registers",
         "ds registers": genes.DS_PLACE == "registers",
         "dq by dims": genes.DQ_ROWS == "dims",
-        "dq by bulk": False,  # as the trees were fitted, among sums that are gone
         "dq by warp": genes.DQ_SUM == "warp",
         "bias gradient": "bias" in parse_grads(problem.grads),
         "by products": genes.GROUP_SHARE == "products",
