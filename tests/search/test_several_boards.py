@@ -28,13 +28,28 @@ SPACE = dict(WARPS="4,8", STAGES="1,2", KEY_WARPS="1")
 FAST_AND_SLOW = ("fast-1", "slow-1.25")
 
 
+@pytest.fixture
+def slow_boards(tmp_path, monkeypatch):
+    """Makes the tools of a search whose boards begin together."""
+
+    def made(names):
+        (tmp_path / "missing").mkdir()
+        for name in names:
+            (tmp_path / "missing" / name).touch()
+        monkeypatch.setenv("MISSING", str(tmp_path / "missing"))
+        return fakes(SlowBoard)
+
+    return made
+
+
 def boards_of(trials) -> Counter:
     return Counter(t.timings[0].protocol["board"] for t in trials)
 
 
 @pytest.mark.slow
-def test_times_of_two_boards_are_ranked_by_a_common_reference(storage):
-    running = make_search(storage, space_of(**SPACE), fakes(SlowBoard), jobs=2, boards=FAST_AND_SLOW)
+def test_times_of_two_boards_are_ranked_by_a_common_reference(storage, slow_boards):
+    tools = slow_boards(FAST_AND_SLOW)
+    running = make_search(storage, space_of(**SPACE), tools, jobs=2, boards=FAST_AND_SLOW)
     progress = running.run(Budget(trials=24))
     trials = list(storage.iter_trials(running.study))
     assert set(boards_of(trials)) == set(FAST_AND_SLOW)
@@ -86,9 +101,9 @@ def test_workers_of_several_boards_begin_with_what_the_study_compared_them_by(st
 
 
 @pytest.mark.slow
-def test_eight_boards_work_at_once(storage):
+def test_eight_boards_work_at_once(storage, slow_boards):
     names = tuple(f"board{n}-1" for n in range(8))
-    running = make_search(storage, space_of(**SPACE), fakes(SlowBoard), jobs=2, boards=names)
+    running = make_search(storage, space_of(**SPACE), slow_boards(names), jobs=2, boards=names)
     busy = set()
     progress = running.run(Budget(trials=64), lambda: busy.add(running.progress.on_device))
     trials = list(storage.iter_trials(running.study))
