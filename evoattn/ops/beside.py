@@ -342,13 +342,17 @@ def quantize_kv(
     and count for no scale. One kernel makes 8 bits of both tensors of 16 on a GPU. `turned` gives value its keys along
     rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
     order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
-    for tensors of other dimensions."""
+    for tensors of other dimensions, `TypeError` for what is no tensor of floating-point numbers."""
     if dtype not in KV_DTYPES:
         raise ValueError(f"dtype must be one of {EIGHT_BIT_NAMES}, not {dtype}.")
     if granularity not in ("tensor", *GRANULARITIES[1:]):
         raise ValueError(f"granularity must be 'tensor', 'head', 'block' or 'token', not {granularity!r}.")
-    if key.dim() != 4 or value.dim() != 4:
-        raise ValueError(f"key and value must have four dimensions, not {key.dim()} and {value.dim()}.")
+    for name, tensor in (("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            found = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name} must be a tensor of floating-point numbers, not {found}.")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")
     if turned and granularity == "token":
         raise ValueError("turned goes with granularity 'tensor' or 'head': a product sums over the scales of tokens.")
     made = quantize_both(key, value, Wanted(dtype, granularity, key.shape[1], turned=turned))

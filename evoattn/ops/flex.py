@@ -205,6 +205,8 @@ def calls(
     query, key, value = call.query, call.key, call.value
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return NO_TENSOR
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        return "block_mask is no BlockMask"
     if not is_ordinary(query, key, value):
         return WATCHED
     if reason := why_not_shapes(call):

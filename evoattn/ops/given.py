@@ -104,7 +104,8 @@ def require_tensors(**tensors: Any) -> None:
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
 
 
-def _require_dims(count: int, said: str, **tensors: Any) -> None:
+def require_dims(count: int, said: str, **tensors: Any) -> None:
+    """Raise `TypeError` for what is no tensor, `ValueError` for one of other dimensions than `said`."""
     require_tensors(**tensors)
     for name, tensor in tensors.items():
         if tensor.dim() != count:
@@ -114,7 +115,7 @@ def _require_dims(count: int, said: str, **tensors: Any) -> None:
 def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, Any], out: Any) -> dict[str, Any]:
     """The fields of a call of packed sequences: tensors `[total, heads, head_dim]` and the longest lengths. Raises
     `ValueError` where they do not fit, `TypeError` for what is no tensor and a length that is no whole number."""
-    _require_dims(3, "three dimensions, [total, heads, head_dim]", query=query, key=key, value=value)
+    require_dims(3, "three dimensions, [total, heads, head_dim]", query=query, key=key, value=value)
     fits = key.shape[:2] == value.shape[:2] and key.shape[2] == query.shape[2]
     if not fits or not key.shape[1] or query.shape[1] % key.shape[1]:
         raise ValueError(
@@ -137,7 +138,7 @@ def of_sequences(query: Tensor, key: Tensor, value: Tensor, longest: tuple[Any, 
 def of_pages(query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Any) -> dict[str, Any]:
     """The fields of a call over pages: query `[batch, seqlen_q, heads, head_dim]`, caches `[pages, page, kv_heads,
     head_dim]`. Raises `ValueError` where they do not fit, `TypeError` for what is no tensor."""
-    _require_dims(4, "four dimensions", query=query, k_cache=k_cache, v_cache=v_cache)
+    require_dims(4, "four dimensions", query=query, k_cache=k_cache, v_cache=v_cache)
     *of_keys, head_dim = k_cache.shape
     if k_cache.shape[:3] != v_cache.shape[:3]:
         shapes = f"{list(k_cache.shape)} and {list(v_cache.shape)}"

@@ -379,3 +379,23 @@ def test_longest_lengths_and_room_are_handed_on(monkeypatch):
     for table, room in ((None, 16), (torch.zeros(3, 2).int(), 32)):
         lengths = Cache(pages, pages, 3, table=table).lengths
         assert lengths.tolist() == [room] * 3 and lengths.dtype == torch.int32, "as kernels read them"
+
+
+REFUSED = {
+    "q must have four": lambda q: flash_attn.flash_attn_func(q[0], q[0], q[0]),
+    "window_size must be": lambda q: flash_attn.flash_attn_func(q, q, q, window_size=3),
+    "qv .* must have the rows": lambda q: flash_attn.flash_attn_func(q, q, q, qv=q[..., :8]),
+    "names of one argument": lambda q: flash_attn.flash_attn_func(
+        q, q, q, s_aux=q[0, 0, :, 0], learnable_sink=q[0, 0, :, 0]
+    ),
+    "must have the shape of out_partial": lambda q: flash_attn.flash_attn_combine(q, q[:, :, :1, 0]),
+    "go together": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q, rotary_cos=q[0, :, 0]),
+    "k_cache must have four": lambda q: flash_attn.flash_attn_with_kvcache(q, q[0], q[0]),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_sentence(sentence):
+    with pytest.raises(ValueError, match=sentence) as refused:
+        REFUSED[sentence](torch.zeros(2, 9, 4, 16))
+    assert str(refused.value).endswith(".") and "\n" not in str(refused.value)

@@ -4,6 +4,16 @@ import torch
 from torch import Tensor
 
 
+def with_values(qv: Tensor, q: Tensor, values: Tensor) -> Tensor:
+    """The queries `[qv, q]`. Raises `ValueError` where `qv` has not q's rows and heads, and as many columns as V."""
+    if qv.shape[:-1] != q.shape[:-1] or qv.shape[-1] != values.shape[-1]:
+        raise ValueError(
+            f"qv {list(qv.shape)} must have the rows and heads of q {list(q.shape)} and the {values.shape[-1]} columns "
+            "of the values."
+        )
+    return side_by_side(qv, q)
+
+
 def side_by_side(first: Tensor, second: Tensor) -> Tensor:
     """`[…, columns of both]` of two tensors with the same leading dimensions: a view where each row of `second` lies
     right behind that of `first`, as in a latent cache or a projection that was split, else a copy."""

@@ -83,8 +83,19 @@ class Options:
 
 def window_of(window_size: Any) -> tuple[int, int]:
     """Two sides as numbers: FlashAttention takes numbers, tensors of one number and None."""
-    past, ahead = (OPEN, OPEN) if window_size is None else window_size
+    try:
+        past, ahead = (OPEN, OPEN) if window_size is None else window_size
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size must be (past, ahead), of numbers, not {window_size!r}.") from None
     return OPEN if past is None else int(past), OPEN if ahead is None else int(ahead)
+
+
+def only_one(**given: Tensor | None) -> Tensor | None:
+    """The one that is given, of two names for it, or None. Raises `ValueError` where both are."""
+    found = [one for one in given.values() if one is not None]
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(given)} are names of one argument; give one of the two.")
+    return found[0] if found else None
 
 
 def refuse_fp8(q: Tensor, *descale: Tensor | None) -> None:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from evoattn.integrations.flash_attn import eight_bits
 from evoattn.integrations.flash_attn.cache import Cache, append_and_attend, attend, attend_packed, of_batch
-from evoattn.integrations.flash_attn.columns import side_by_side
-from evoattn.integrations.flash_attn.options import Options, refuse_fp8, window_of
+from evoattn.integrations.flash_attn.columns import side_by_side, with_values
+from evoattn.integrations.flash_attn.options import Options, only_one, refuse_fp8, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.beside import Rotary, appended, merged
 from evoattn.ops.call import Answer
-from evoattn.ops.given import is_eight_bits, require_tensors
+from evoattn.ops.given import is_eight_bits, require_dims, require_tensors, whole
 
 NUMBERS_AT_ONCE = 1 << 26
 """Of products that are summed: 256 MiB, where one batch of all parts is not more."""
@@ -57,17 +57,18 @@ def flash_attn_func(
     """q `[batch, seqlen_q, heads, head_dim]`, k and v `[batch, seqlen_k, kv_heads, head_dim]`. With `return_attn_probs`
     the log-sum-exp `[batch, heads, seqlen_q]` comes too. Gradients are those of `evoattn.attention`. Tensors of
     float8_e4m3fn go to `evoattn.attention_fp8`, and the answer is bfloat16."""
+    require_dims(4, "four dimensions, [batch, seqlen, heads, head_dim]", q=q, k=k, v=v)
     eight = eight_bits.takes(q) and qv is None
     if not eight:
         refuse_fp8(q, q_descale, k_descale, v_descale)
     options = Options(
         softmax_scale, bool(causal), window_of(window_size), softcap or 0.0, attention_chunk or 0, alibi_slopes,
-        learnable_sink if s_aux is None else s_aux, dropout_p, return_attn_probs, deterministic,
+        only_one(s_aux=s_aux, learnable_sink=learnable_sink), dropout_p, return_attn_probs, deterministic,
     )  # fmt: skip
     if eight:
         return eight_bits.attend(q, k, v, options, (q_descale, k_descale, v_descale))
     if qv is not None:
-        q, k = side_by_side(qv, q), side_by_side(v, k)
+        q, k = with_values(qv, q, v), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     return of_batch(q, k, v, options)
 
@@ -113,21 +114,21 @@ def flash_attn_varlen_func(
         refuse_fp8(q, q_descale, k_descale, v_descale)
     options = Options(
         softmax_scale, bool(causal), window_of(window_size), softcap or 0.0, attention_chunk or 0, alibi_slopes,
-        learnable_sink if s_aux is None else s_aux, dropout_p, return_attn_probs, deterministic,
+        only_one(s_aux=s_aux, learnable_sink=learnable_sink), dropout_p, return_attn_probs, deterministic,
         **(eight_bits.scales(q, q_descale, k_descale, v_descale) if eight else {}),
     )  # fmt: skip
-    queries = Queries(cu_seqlens_q, int(max_seqlen_q), seqused_q)
+    queries = Queries(cu_seqlens_q, whole("max_seqlen_q", max_seqlen_q), seqused_q)
     if k.dim() == 4:
         if seqused_k is None and cu_seqlens_k is not None:
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-        table = block_table if page_table is None else page_table
+        table = only_one(page_table=page_table, block_table=block_table)
         return over_cache(q, queries, Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, table), options, qv)
     if cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is needed: only a cache, of four dimensions, has seqused_k alone.")
     if qv is not None:
-        q, k = side_by_side(qv, q), side_by_side(v, k)
+        q, k = with_values(qv, q, v), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
-    keys = Keys(cu_seqlens_k[:-1], int(max_seqlen_k), seqused_k, cu_seqlens_k)
+    keys = Keys(cu_seqlens_k[:-1], whole("max_seqlen_k", max_seqlen_k), seqused_k, cu_seqlens_k)
     return over_rows(q, k, v, queries, keys, options)
 
 
@@ -213,8 +214,13 @@ def flash_attn_with_kvcache(
     With `return_softmax_lse` four things come, as from FlashAttention 3: output, log-sum-exp, and two tensors without
     elements where it has the results of splits.
 
-    Raises `TypeError` for a q or a cache that is no tensor."""
-    require_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    Raises `TypeError` for a q or a cache that is no tensor, `ValueError` for what does not fit."""
+    require_dims(
+        4, "four dimensions", k_cache=k_cache, v_cache=v_cache, **({} if cu_seqlens_q is not None else {"q": q})
+    )
+    require_tensors(q=q)
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin go together; one of them is missing.")
     eight = eight_bits.takes(q) and k is qv is rotary_cos is None
     if not eight:
         refuse_fp8(q, q_descale)
@@ -223,10 +229,10 @@ def flash_attn_with_kvcache(
     own = dict(k_scale=k_descale, v_scale=v_descale)
     options = Options(
         softmax_scale, bool(causal), window_of(window_size), softcap or 0.0, attention_chunk or 0, alibi_slopes,
-        learnable_sink if s_aux is None else s_aux, return_lse=return_softmax_lse,
+        only_one(s_aux=s_aux, learnable_sink=learnable_sink), return_lse=return_softmax_lse,
         **(eight_bits.scales(q, q_descale, k_descale, v_descale) if eight else own),
     )  # fmt: skip
-    table = block_table if page_table is None else page_table
+    table = only_one(page_table=page_table, block_table=block_table)
     if table is not None and cache_batch_idx is not None:
         table, cache_batch_idx = table[cache_batch_idx.long()], None
     batch = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
@@ -258,7 +264,7 @@ def flash_attn_with_kvcache(
     if cu_seqlens_q is not None:
         if max_seqlen_q is None:
             raise ValueError("packed queries need max_seqlen_q, at least the longest length.")
-        queries = Queries(cu_seqlens_q, int(max_seqlen_q))
+        queries = Queries(cu_seqlens_q, whole("max_seqlen_q", max_seqlen_q))
     return _four(over_cache(q, queries, cache, options, qv), q)
 
 
@@ -285,6 +291,11 @@ def flash_attn_combine(
     if out is None:
         out = torch.empty_like(out_partial[0], dtype=out_dtype)
     lse = torch.empty_like(lse_partial[0])
+    if lse_partial.shape != out_partial.shape[:-1]:
+        raise ValueError(
+            f"lse_partial {list(lse_partial.shape)} must have the shape of out_partial {list(out_partial.shape)} but "
+            "for its last dimension."
+        )
     if merged(out_partial, lse_partial, out, lse):
         return out, lse
     lse = torch.logsumexp(lse_partial, dim=0)
@@ -308,7 +319,7 @@ def over_cache(q: Tensor, queries: Queries | None, cache: Cache, options: Option
     if options.dropout_p:
         raise ValueError("dropout_p goes without a cache: nobody trains on one.")
     if qv is not None:
-        q, cache = side_by_side(qv, q), cache.joined()
+        q, cache = with_values(qv, q, cache.v), cache.joined()
     return attend(q, cache, options) if queries is None else attend_packed(q, queries, cache, options)
 
 
