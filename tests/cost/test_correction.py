@@ -10,7 +10,7 @@ import pytest
 
 from evoattn.cost import correction
 from evoattn.cost.correction import ANYWHERE, NONE, Correction, class_of, forget, name_of, of_row, put
-from evoattn.cost.correction_fit import LEAST_PROBLEMS, SIZE, Timed, fit, without_late
+from evoattn.cost.correction_fit import LEAST_PROBLEMS, LEAST_TIMES, SIZE, Timed, fit, without_late
 from evoattn.cost.cost import scores
 from evoattn.cost.explanation import how_far
 from evoattn.cost.fitted import load
@@ -151,6 +151,10 @@ def test_a_late_launch_is_no_time_and_a_slow_kernel_is_slow():
     for count, taken in ((2, False), (3, True)):
         late = [replace(row, us=5 * row.us) for row in own[:count]]
         rest = [row for row in times if row not in own[:count]]
+        assert without_late([*late, *rest]) == late * taken + rest
+    others = [row for row in times if row.kernel != own[0].kernel]
+    for count, taken in ((LEAST_TIMES - 1, True), (LEAST_TIMES, False)):
+        late, rest = [replace(own[0], us=5 * own[0].us)], [*own[1:count], *others]
         assert without_late([*late, *rest]) == late * taken + rest
 
 

@@ -1,14 +1,18 @@
 """Block lists: kernels that read them are right on the interpreter's cases, and those with a planted fault are not."""
 
+from dataclasses import replace
+
 import pytest
 
-from evoattn.families import block_list
+from evoattn.families import block_list, mask_blocks
+from evoattn.families.mask_blocks import MaskShape
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
-from evoattn.model.block_list import draw, parse_blocks
+from evoattn.model.block_list import draw, fault_of_blocks, parse_blocks
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import Band
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.score import parse_predicate
 from tests.families import test_flash_mma, test_flash_wgmma, test_split_kv
 from tests.families.covering import covering
 from tests.families.on_interpreter import built, judged, small_faults
@@ -245,3 +249,23 @@ def test_blocks_of_wgmma_that_share_a_list_are_refused_in_one_sentence(genes):
     config = load_space("flash_wgmma", H100).make_config(test_flash_wgmma.BASE | genes)
     reason = test_flash_wgmma.FAMILY.why_invalid(LISTED.with_(blocks="1024x1024:300", seqlen_k=2048), config, H100)
     assert reason and "block list" in reason
+
+
+@pytest.mark.parametrize("name", ["batches", "heads", "seqlen_q", "seqlen_k", "block_rows", "block_keys"])
+def test_lists_are_made_of_sizes_that_there_are(name):
+    shape = MaskShape(1, 1, 300, 200, 128, 64)
+    assert not shape.why_not()
+    for size in (0, 1 << 30):
+        assert replace(shape, **{name: size}).why_not() == "a size is no number from 1 to 2^30"
+    assert "more than 65535 heads or blocks of rows" in replace(shape, batches=300, heads=300).why_not()
+
+
+@pytest.mark.parametrize("other", ["window", "seqused", "page", "varlen", "kv"])
+def test_lists_are_beside_no_other_word_on_which_keys_there_are(other):
+    assert fault_of_blocks("64x64:1/2/5", ("sink",)) == ""
+    assert f"blocks and {other} exclude each other" in fault_of_blocks("64x64:1/2/5", ("sink", other))
+
+
+def test_lists_of_a_table_of_pairs_are_made_along_its_rows():
+    of = [parse_predicate(text, "t:bool:9x9") for text in ("t[q,k]", "t[q,3]|(k>3)")]
+    assert [("PAIRED = true" in mask_blocks.source(one.tree, one.tables)) for one in of] == [True, False]
