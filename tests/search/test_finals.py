@@ -13,7 +13,7 @@ from evoattn.correctness import sanitizer
 from evoattn.engine.budget import Budget
 from evoattn.engine.device import Device
 from evoattn.engine.devices import Devices
-from evoattn.engine.finals import BEGINS_AFTER, Final, Referee
+from evoattn.engine.finals import BEGINS_AFTER, PEERS_FACTOR, Final, Referee
 from evoattn.engine.progress import Progress
 from evoattn.engine.tools import SearchError, Tools
 from evoattn.evaluation.process import Ending
@@ -110,11 +110,12 @@ class FakeWorker(BaseWorker):
 
     def __init__(self, ready=True):
         super().__init__()
-        self.ready, self.tasks, self.endings, self.stopped = ready, [], [], False
+        self.ready, self.tasks, self.endings, self.stopped, self.seconds = ready, [], [], False, []
 
     def submit(self, tag, task, seconds):
         self._begin(tag)
         self.tasks.append(task)
+        self.seconds.append(seconds)
 
     def end(self, ending=Ending.RESULT, value=None):
         self.endings.append((ending, value))
@@ -158,6 +159,7 @@ def test_the_peers_are_prepared_beside_candidates_and_timed_alone():
     own.end(value=result(40.0))
     times = referee.poll()
     assert times.timings["flash"].median_us == 40.0 and times.refusals == {"fa4": "It is not installed."}
+    assert own.seconds == [PEERS_FACTOR * 20.0] * 2, "of what a candidate may take"
     referee.go_on(99)
     assert not referee.wants_board and not own.busy and referee.poll() is None
 

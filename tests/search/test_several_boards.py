@@ -12,6 +12,7 @@ from evoattn.engine.progress import Progress
 from evoattn.engine.scale import EVERY, LATEST, Reference, Scale
 from evoattn.engine.tools import SearchError
 from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import Gauge
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -207,6 +208,24 @@ def test_what_boards_say_of_themselves():
         assert alone.state == state and not alone.compared and alone.for_final is alone.first
     alone.scale.refer_to(reference(10.0), "a")
     assert alone.compared, "the study had several before"
+
+
+def test_ends_of_tasks_go_to_whom_they_concern():
+    *workers, referee_s = (mock.Mock(ready=True, busy=True, idle=False) for _ in range(4))
+    boards = Devices(("a", "b", "c"), workers, Progress(), 5.0, lambda: None)
+    tags, gauged = ("a candidate", "peers", Gauge(reference(1.0).kernel)), []
+    ends = [Outcome(tag, Ending.RESULT, "value", 1.0) for tag in tags]
+    for one, end in zip(boards.devices, ends, strict=True):
+        one.poll = mock.Mock(return_value=end)
+    of_peers = {"owns.side_effect": lambda end: end.tag == "peers", "take.return_value": "times"}
+    boards.referee = mock.Mock(workers=[referee_s], **{"poll.return_value": "first times"}, **of_peers)
+    boards._gauged = lambda *about: gauged.append(about)
+    a, b, c = boards.devices
+    assert [*boards.poll()] == [(a, "first times"), (a, ends[0]), (b, "times")] and gauged == [(c, ends[2])]
+    assert [*boards.poll([workers[1]])] == [(b, "times")] and boards.referee.poll.call_count == 1
+    boards.referee.poll.return_value = boards.referee.take.return_value = None
+    a.poll.return_value = None
+    assert [*boards.poll([referee_s, *workers[:2]])] == [] and len(gauged) == 1
 
 
 def device(index: int, product: str = "NVIDIA H100 80GB HBM3", driver: str = "13.0", sms: int = 132) -> DetectedDevice:
