@@ -112,7 +112,7 @@ def _lines_of_a_row(problem: AttentionProblem) -> float:
 
 
 def _of_tile(problem: AttentionProblem, config: KernelConfig) -> dict[str, float]:
-    rows, keys = int(config["BLOCK_M"]), int(config["BLOCK_N"])
+    rows, keys = int(config["BLOCK_M"]), int(config.params.get("KEYS_AT_ONCE") or config["BLOCK_N"])
     if config.family == "flash_wgmma":  # which multiplies as many at least: the trees have seen no fewer
         rows = max(64, rows)
     return {

@@ -37,6 +37,7 @@ TOGETHER = (
     ("KEY_SPLIT", "STORE"),
     ("KEY_SPLIT", "STAGES"),
     ("KEY_SPLIT", "PARTS_MERGE"),
+    ("KEY_SPLIT", "BLOCKS_PER_SM"),
     ("GROUP_ROWS", "STORE"),
     ("QUERY_SPLIT", "SPLIT"),
 )

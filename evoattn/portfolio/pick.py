@@ -197,7 +197,7 @@ def _by_recipe(
         kernels = (
             [c for c in listed.of(problem)[1] if c.family == family.name and space.has(c.params)] if listed else []
         )
-        known = _known_genes(space, listed.genes.get(family.name, {}) if listed else {})
+        known = _known_genes(space, listed.genes.get(family.name, {}) if listed else {}, ("KEY_SPLIT",))
         alike = {p.name: p.values for p in space.parameters if len(known[p.name]) == 1 and p.name not in recipe}
         others = [{name: value} for name, values in alike.items() for value in values]
         for kernel, other in product((*kernels, *space.starting_configs()), ({}, *others)):

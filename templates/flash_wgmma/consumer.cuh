@@ -8,6 +8,7 @@
 #include "device/ptx/wgmma.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "flash_wgmma/scores_again.cuh"
+#include "flash_wgmma/values_apart.cuh"
 #include "device/softmax/wgmma_scores.cuh"
 #include "device/softmax/pair_softmax.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
@@ -37,6 +38,8 @@ struct Consumer : Sums {
   Ring ring, before;  // places of the next K, and of the V that P is for
   Ring skipped;       // AHEAD: the first place of V that is passed over
   bool keys_came = false, values_came = false;  // FEW_ROWS: the next K, and V that P will be for
+  float (&between)[2];
+  bool rises_between;  // TWO_TILES: some row of the warp, by `between`
   TileScheduler& work;
 
   __device__ __forceinline__ Consumer(Rows& q, Fragments& f, TileScheduler& work, const Output& output,
@@ -51,6 +54,7 @@ struct Consumer : Sums {
         head_terms(f.head_terms),
         bias(f.bias),
         seen(f.seen),
+        between(f.between),
         softmax_scale_log2(softmax_scale_log2),
         cap_scale(work.terms.given.score_scale),
         work(work) {}
@@ -154,6 +158,10 @@ private:
       if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
       return true;
     }
+    if constexpr (TWO_TILES && FIRST) {
+      softmax_of_two<SHIFT_KEYS / 2, RangeOfRows>(state, s, scale_of_scores(), between, rises_between);
+      return false;
+    }
     const bool rescale = softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS % 8, FIRST, MASKED, RangeOfRows>(
         state, s, scale_of_scores(), factor, [&] {
           if constexpr (looks_back(RESCALE)) {
@@ -252,7 +260,18 @@ private:
     if (!FIRST && rescale) rescale_output();
     before = ring;
     ring.advance();
+    if constexpr (FIRST) rescale_between();
     if constexpr (!OVERLAP) start_pv(), finish_pv();
+  }
+  // TWO_TILES, once P of the first tile is rounded and O is 0.
+  __device__ __forceinline__ void rescale_between() {
+    if constexpr (TWO_TILES) {
+      if (!rises_between) return;
+      mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
+      values_apart<Operands, BLOCK_N, SHIFT_KEYS / Operands::STEP_KEYS>(
+          o, p, smem_address + Smem::V + before.stage * Smem::V_TILE_BYTES, lane);
+      scale_rows(o, between);
+    }
   }
   // SCORES_AHEAD: Q Kᵀ of the next tile of keys beside the softmax of this one, then its P V. For the last tile,
   // `first`, its own once more, for nothing: ptxas would wait at a branch around a product. No kernel with PAIRS has
@@ -433,6 +452,7 @@ private:
         before = ring;
         ring.advance();
         clear_output();
+        rescale_between();
         rest_of_keys();
         const Tile last_tile = work.tile;
         const KeyRange last_range = work.range;

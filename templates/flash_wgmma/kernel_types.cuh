@@ -38,7 +38,11 @@ constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of th
 constexpr int WARPGROUPS = (BLOCK_M + 63) / 64;     // consumers
 constexpr int THREADS = 128 * (WARPGROUPS + Operands::HELPERS) + 32 * PRODUCER_WARPS;
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
-constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;       // of P V
+constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;  // of P V
+constexpr bool TWO_TILES = SHIFT_KEYS < BLOCK_N;          // that have all keys are copied and multiplied as one
+static_assert(!TWO_TILES ||
+                  (BLOCK_N < 2 * SHIFT_KEYS && !IN_PARTS && RESCALE == Rescale::LAZY_ROWS && POLYNOMIAL_EIGHTHS == 0),
+              "between two tiles O is rescaled by a warp alone");
 constexpr bool TWO_LEVELS = FLUSH_TILES > 0;                   // O is added up in fp32, of sums that tensor cores make
 constexpr int OUT_DIM = VALUE_DIM / Operands::COLUMN_SHARERS;  // columns of O of a warpgroup
 constexpr int SUMS = OUT_DIM / VALUE_PARTS / 2;                // accumulators of P V

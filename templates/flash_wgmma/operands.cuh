@@ -8,10 +8,11 @@
 
 // LANE_ROWS: of a tile of rows, that are any of an answer: 1: rows g of a warp, not g + 8.
 template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int LANE_ROWS = 2> struct SixteenBitOperands {
-  static constexpr int STEP_KEYS = 16;                                       // of a step of P V
-  static constexpr int ROW_COLUMNS = HEAD_DIM;                               // of 16 bits, in a row of Q and K
-  static constexpr int QUERY_COLUMNS = HEAD_DIM;                             // in one of Q as it comes
-  static constexpr bool MAKES_ROWS = false;                                  // Q is multiplied as it comes
+  static constexpr int STEP_KEYS = 16;            // of a step of P V
+  static constexpr int ROW_COLUMNS = HEAD_DIM;    // of 16 bits, in a row of Q and K
+  static constexpr int QUERY_COLUMNS = HEAD_DIM;  // in one of Q as it comes
+  static constexpr bool MAKES_ROWS = false;       // Q is multiplied as it comes
+  static constexpr int ROWS_OF_LANE = LANE_ROWS;
   static constexpr bool PAIRS = false;                                       // scores come in fp32
   static constexpr int LINES = 0;                                            // with PAIRS alone
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes

@@ -17,6 +17,7 @@ struct Fragments {
   float added[VALUE_SUMS][SUMS];  // TWO_LEVELS, not SUM_IN_SHARED: P V of the last tiles
   float factor[2];                // by which the last softmax wants O rescaled
   float o_factor[2];              // TWO_LEVELS: by which O without `sum` must be multiplied
+  float between[2];               // TWO_TILES: the same, once P V of the one behind is there
   RowState state;
   RowState of_parts;                                        // KEEPS: their shifts and sums
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8

@@ -201,19 +201,54 @@ def test_a_cluster_is_right_where_some_of_its_blocks_have_no_keys(shape, genes):
     assert judged(built(family, problem, config, card), problem, repeat=True).passed
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+SHORT = {"BLOCK_N": 48, "RESCALE": "always"}
+
+
+def of_few_keys(problem: AttentionProblem, genes: dict[str, Any], gpu: str, *edits: Edit) -> Answer:
+    """Of the first keys of a causal sequence, by one tile of rows a block."""
+    whole = tensors_of(causal(head_dim=problem.head_dim, dtype=problem.dtype))
+    tensors = {name: made[:, :, : problem.seqlen_k].contiguous() for name, made in zip("qkv", whole, strict=True)}
+    one = {**WGMMA, "STAGES": 1, "PART_TILES": 0, **genes}
+    return computed(kernels("flash_wgmma", gpu, problem, (one, one), *edits)[0], problem, **tensors)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "keys", "short", "gpu"),
+    [
+        (64, 41, SHORT, "h100"),
+        (128, 41, SHORT, "h100"),
+        (64, 80, {"KEYS_AT_ONCE": 80}, "h100"),
+        (72, 110, {"KEYS_AT_ONCE": 112, "BLOCK_M": 8}, "h100"),
+        (128, 90, {"KEYS_AT_ONCE": 96, "OVERLAP": False}, "h100"),
+        (64, 101, {"KEYS_AT_ONCE": 112, "PRODUCER": "warpgroup", **AGAIN}, "one SM"),  # the next tile of rows begins
+    ],
+)
 @pytest.mark.slow
-def test_a_short_tile_has_the_bits_of_a_long_one(head_dim):
-    few = causal(dtype="bf16", lse=True, head_dim=head_dim, seqlen_q=41, seqlen_k=41)
-    tensors = {name: made[:, :, :41] for name, made in zip("qkv", tensors_of(causal(head_dim=head_dim)), strict=True)}
-    answers = []
-    for keys, rescale in ((48, "always"), (64, "lazy_after")):
-        genes = {**MANY, "BLOCK_M": 64, "PING_PONG": False, "PART_TILES": 0, "BLOCK_N": keys, "RESCALE": rescale}
-        kernel = kernels("flash_wgmma", "h100", few, (genes, genes))[0]
-        answers.append(computed(kernel, few, **{name: one.bfloat16() for name, one in tensors.items()}))
-    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+def test_a_short_tile_has_the_bits_of_long_ones(head_dim, keys, short, gpu):
+    few = causal(dtype="fp16", lse=True, head_dim=head_dim, seqlen_q=keys, seqlen_k=keys)
+    tiles = of_few_keys(few, {"BLOCK_N": 64, "RESCALE": "lazy_after"}, gpu)
+
+    def same(*edits: Edit) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(tiles, of_few_keys(few, short, gpu, *edits), strict=True))
+
+    assert same()
     recipe = registry.lookup("flash_wgmma").recipe(few, CARDS["h100"])
-    assert (recipe["BLOCK_N"], recipe["RESCALE"]) == (48, "always")
+    assert ({name: recipe[name] for name in SHORT} == SHORT) == (keys <= 48)
+    if "KEYS_AT_ONCE" in short:
+        assert not same(("scale_rows(o, between);", ";")), "a row rises between the two tiles"
+
+
+@pytest.mark.parametrize("more", [dict(BLOCK_M=64), dict(BLOCK_M=128, PRODUCER="warpgroup", PING_PONG=True)])
+@pytest.mark.slow
+def test_a_kernel_of_all_keys_at_once_is_right_for_more_keys(more):
+    """As the check before a first call has them."""
+    family, card = registry.lookup("flash_wgmma"), CARDS["h100"]
+    few = parse_shape("B=1 H=2 S=80 D=64 bf16 lse=1 batch_invariant=1 mask=causal_lower_right")
+    base = load_space("flash_wgmma", card).starting_configs()[0].params | family.recipe(few, card) | WGMMA
+    config = KernelConfig("flash_wgmma", base | {"KEYS_AT_ONCE": 80, "STAGES": 1, **more})
+    kernel = built(family, few, config, card)
+    for kind in ("plain", "rising_maximum"):
+        assert judged(kernel, few.with_(seqlen_q=150, seqlen_k=290), kind).passed
 
 
 @pytest.mark.parametrize(
@@ -288,6 +323,11 @@ def test_few_rows_have_tiles_of_their_own():
     assert "batch_invariant" in str(family.why_impossible(problem.with_(batch_invariant=False), few, card))
     by_map = KernelConfig("flash_wgmma", {**few.params, "STORE": "tensor_map"})
     assert "STORE=rows" in str(family.why_impossible(problem, by_map, card))
+    at_once = KernelConfig("flash_wgmma", {**few.params, "KEYS_AT_ONCE": 80})
+    assert "for 65 to 80 keys" in str(family.why_impossible(problem, at_once, card))
+    assert not family.why_impossible(
+        problem.with_(seqlen_k=80), KernelConfig("flash_wgmma", {**at_once.params, "STAGES": 1}), card
+    )
     rows = next(p for p in family.space(problem.with_(batch_invariant=False), card).parameters if p.name == "BLOCK_M")
     assert 8 not in rows.values
 

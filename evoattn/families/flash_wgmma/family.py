@@ -74,6 +74,9 @@ WIDEST_LOOKING_BACK = 192
 """The head_dim up to which all kernels of the recipe have registers for RESCALE=lazy_after; beyond, it is lazy_5."""
 SHORT_TILE = 48
 """BLOCK_N where there are no more keys: what follows in a tile of 64 adds zeros, so that bits are the same."""
+SPLITS = tuple(int(n) for p in FlashWgmmaGenes.parameters() if p.name == "KEY_SPLIT" for n in p.values)
+SPLITS_OF_PARTS = (20, 24)
+"""Of rows of the same bits, where a block that takes two parts of its rows takes twice as long as those with one."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -116,7 +119,7 @@ class FlashWgmma(Family):
     ) -> str | None:
         genes = FlashWgmmaGenes.of(config)
         return (
-            why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
+            why_not_listed(problem, genes.BLOCK_M, genes.keys)
             or why_not_all_keys(problem, genes)
             or why_useless(problem, genes)
             or (why_redundant(problem, genes, gpu) if redundant else None)
@@ -144,7 +147,9 @@ class FlashWgmma(Family):
         if problem.batch_invariant:
             return whole
         rows = ("64", "128", "192", "256")  # not FEW_ROWS
-        return whole.restricted(dict(BLOCK_M=rows, PART_TILES=("0",), PARTS_MERGE=("memory",)))
+        splits = tuple(str(split) for split in SPLITS if split not in SPLITS_OF_PARTS)
+        own = dict(BLOCK_M=rows, KEY_SPLIT=splits, PART_TILES=("0",), PARTS_MERGE=("memory",), KEYS_AT_ONCE=("0",))
+        return whole.restricted(own)
 
     def row_bits(self, problem: AttentionProblem, config: KernelConfig) -> tuple[Value, ...] | None:
         """A row meets its tiles of keys, which begin at multiples of BLOCK_N, from the last to the first; tiles in
@@ -165,6 +170,8 @@ class FlashWgmma(Family):
             rescale = "LAZY_ROWS"
         split = cluster_blocks(problem, genes)
         return {
+            "BLOCK_N": genes.keys,
+            "SHIFT_KEYS": genes.BLOCK_N,
             "CLUSTER": split,
             "PARTS_IN_GLOBAL": parts_in_global(problem, genes),
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
@@ -182,18 +189,19 @@ class FlashWgmma(Family):
             "WGMMA_QK": wgmma_product(
                 "wgmma_qk",
                 math.ceil(problem.head_dim / problem.element.mma_k),
-                genes.BLOCK_N,
+                genes.keys,
                 problem.dtype,
                 genes.Q_IN_REGISTERS,
                 b_transposed=False,
             ),
             "WGMMA_PV": wgmma_product(
                 "wgmma_pv",
-                genes.BLOCK_N // problem.element.mma_k,
+                genes.keys // problem.element.mma_k,
                 problem.head_dim_v,
                 problem.dtype,
                 a_in_registers=True,
                 b_transposed=True,
+                first_step=genes.BLOCK_N // problem.element.mma_k if genes.KEYS_AT_ONCE else 0,  # later keys come first
             ),
         }
 
@@ -264,7 +272,7 @@ def size_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:
     """Of q, k, v and o."""
-    maps = {tensor: key_map(problem, tensor, genes.BLOCK_N) for tensor in "kv"}
+    maps = {tensor: key_map(problem, tensor, genes.keys) for tensor in "kv"}
     for tensor in "qo":
         if problem.varlen and not (genes.GROUP_ROWS and tensor == "q"):  # there is no store by a map then
             maps[tensor] = sliding_map(problem, tensor, WARPGROUP_ROWS)
@@ -311,10 +319,8 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return f"{_tiles_of(genes)} add up in global memory, and need sequences of one length: they say where."
     if genes.PART_TILES and (reason := why_no_parts(problem, genes)):
         return reason
-    if genes.PARTS_MERGE == "cluster" and not genes.PART_TILES:
-        return "PARTS_MERGE=cluster needs PART_TILES."
-    if genes.BLOCK_M == FEW_ROWS and not (problem.batch_invariant and genes.STORE == "rows"):
-        return f"BLOCK_M={FEW_ROWS} needs batch_invariant=1, and STORE=rows: a box of a tensor map has more rows."
+    if reason := why_no_promise(problem, genes):
+        return reason
     if genes.SCHEDULE == "balanced" and not problem.varlen and (problem.causal or problem.seqused):
         return (
             "SCHEDULE=balanced needs mask=full and sequences of one length, or packed ones: it gives blocks the same "
@@ -342,6 +348,22 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
     return None
 
 
+def why_no_promise(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
+    """Genes of batch_invariant problems that do not go with the problem or the others."""
+    if genes.PARTS_MERGE == "cluster" and not genes.PART_TILES:
+        return "PARTS_MERGE=cluster needs PART_TILES."
+    if genes.BLOCK_M == FEW_ROWS and not (problem.batch_invariant and genes.STORE == "rows"):
+        return f"BLOCK_M={FEW_ROWS} needs batch_invariant=1, and STORE=rows: a box of a tensor map has more rows."
+    if not genes.KEYS_AT_ONCE:
+        return None
+    told = f"KEYS_AT_ONCE={genes.KEYS_AT_ONCE}"
+    if not problem.batch_invariant or genes.RESCALE != "lazy_after":
+        return f"{told} needs batch_invariant=1 and RESCALE=lazy_after; elsewhere it is for BLOCK_N to say."
+    if RECIPE["BLOCK_N"] != genes.BLOCK_N or not genes.BLOCK_N < problem.seqlen_k <= genes.keys:
+        return f"{told} is for {genes.BLOCK_N + 1} to {genes.keys} keys, not {problem.seqlen_k}: it is one tile of all."
+    return None
+
+
 def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
     """Parts of keys that do not go with the problem, or with the other genes."""
     if not problem.batch_invariant:
@@ -359,32 +381,31 @@ def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | Non
 
 def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
     """Configs that do on this problem what a smaller one does."""
-    block_m, block_n, order = genes.BLOCK_M, genes.BLOCK_N, genes.TILE_ORDER
+    block_m, keys, order = genes.BLOCK_M, genes.keys, genes.TILE_ORDER
     row_blocks, heads = row_tiles(problem, genes)
     rows = rows_of_tiles(problem, genes)
-    key_tiles, split = math.ceil(problem.seqlen_k / block_n), genes.KEY_SPLIT
+    key_tiles, split = math.ceil(problem.seqlen_k / keys), genes.KEY_SPLIT
     if genes.GROUP_ROWS and problem.group_size == 1:
         return "GROUP_ROWS needs query heads that share a K/V head, and here each has one of its own."
     if block_m > WARPGROUP_ROWS and block_m >= 2 * rows:
         return f"BLOCK_M={block_m} for {rows} rows leaves half of the warpgroups or more without work."
     if problem.batch_invariant and block_m != FEW_ROWS and rows <= FEW_ROWS:
         return f"BLOCK_M={block_m} for {rows} rows leaves half of each lane's softmax without work."
-    if block_n > 48 and block_n >= 2 * problem.seqlen_k:
-        return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
+    if keys > 48 and keys >= 2 * problem.seqlen_k:
+        return f"Tiles of {keys} keys for {problem.seqlen_k} leave half of the tile or more without work."
     if split > key_tiles:
         return (
-            f"KEY_SPLIT={split} leaves blocks without work: {problem.seqlen_k} keys make {key_tiles} "
-            f"tiles of {block_n}."
+            f"KEY_SPLIT={split} leaves blocks without work: {problem.seqlen_k} keys make {key_tiles} tiles of {keys}."
         )
     if genes.PART_TILES and parts(problem, genes) == 1:
         return f"PART_TILES={genes.PART_TILES} is PART_TILES=0 for the one part that {problem.seqlen_k} keys make."
-    if split > parts(problem, genes) and genes.PART_TILES:
+    if genes.PART_TILES and any(parts(problem, genes) <= fewer < split for fewer in SPLITS):
         return f"KEY_SPLIT={split} leaves blocks without one of the {parts(problem, genes)} parts."
     if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
         return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
     if math.ceil(key_tiles / split) < genes.STAGES:
         return (
-            f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a "
+            f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {keys} keys that a "
             "block takes."
         )
     if order != "by_head" and (row_blocks == 1 or heads <= max(1, HEADS_IN_TURN[order])):
@@ -429,11 +450,11 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
         return f"PART_TILES=0: {problem.seqlen_k} keys are more than those of the first part."
     if problem.batch_invariant and genes.RESCALE == "always" and problem.seqlen_k > RECIPE["BLOCK_N"]:
         return f"RESCALE=always: {problem.seqlen_k} keys are more than those of one tile."
-    key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    key_tiles = math.ceil(problem.seqlen_k / genes.keys)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (
             f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} "
-            f"of {genes.BLOCK_N}."
+            f"of {genes.keys}."
         )
     if (
         shares_sequences(problem, genes)
@@ -447,7 +468,7 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
 
 
 def _tiles_of(genes: FlashWgmmaGenes) -> str:
-    return f"BLOCK_M={genes.BLOCK_M} BLOCK_N={genes.BLOCK_N} STAGES={genes.STAGES} KEY_SPLIT={genes.KEY_SPLIT}"
+    return f"BLOCK_M={genes.BLOCK_M} BLOCK_N={genes.keys} STAGES={genes.STAGES} KEY_SPLIT={genes.KEY_SPLIT}"
 
 
 def _registers_of(genes: FlashWgmmaGenes) -> str:

@@ -55,7 +55,7 @@ class FlashWgmmaGenes(Genes):
     KEY_SPLIT: int = gene(
         "blocks that split the keys of the same rows and add up their outputs: 2 and 4 in a cluster, others "
         "through global memory; of parts as PARTS_MERGE says",
-        (1, 2, 3, 4, 6, 8, 12, 16, 32),
+        (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32),
     )
     SCHEDULE: Literal["single", "fixed", "claimed", "balanced"] = gene(
         "single: one block per tile of rows; else one wave of blocks takes the tiles in fixed order (fixed), by a "
@@ -85,17 +85,24 @@ class FlashWgmmaGenes(Genes):
         "a block for each part; of PART_TILES",
         default="memory",
     )
+    KEYS_AT_ONCE: int = gene(
+        "all of up to so many keys at once, with the bits of two tiles of BLOCK_N; 0: no", (0, 80, 96, 112), default=0
+    )
     GROUP_ROWS: bool = gene(
         "the query heads that share a K/V head are rows of the same tiles, so that K and V are read once for all",
         default=False,
     )
 
+    @property
+    def keys(self) -> int:
+        """Of a tile as the template and the cost model have it, which is copied and multiplied at once."""
+        return self.KEYS_AT_ONCE or self.BLOCK_N
+
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
-"""Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100
-(reports/sources.md)."""
+"""Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups (reports/sources.md)."""
 MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = 28
 """Addresses, counters, row sums and shifts beside the operands of wgmma.
@@ -180,10 +187,9 @@ def _persistent_registers(value_dim: int, by_rows: bool) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
-    """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma.
-
-    S, P, O, Q if it stays, and what the other genes keep beside them."""
-    block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
+    """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: of S, P, O, Q if it
+    stays, and what the other genes keep beside them."""
+    block_n, wide = genes.keys, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / 16)
@@ -226,16 +232,14 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
     Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that
     product and of the keys that are skipped; and there must be registers for two tiles of rows at once, which three
     blocks per SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes)."""
-    skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
+    skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.keys) if genes.CAUSAL_SKIP else 0
     if genes.SCHEDULE == "single" or not (genes.OVERLAP and genes.Q_IN_REGISTERS):
         return False
     if skipped >= genes.STAGES or genes.BLOCKS_PER_SM > 2:
         return False
     registers = moved_registers(genes)[1] or registers_at_launch(genes)
-    if (
-        genes.SCHEDULE == "balanced"
-        and _merge_registers(problem.head_dim_v) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
-    ):
+    merging = _merge_registers(problem.head_dim_v) + genes.keys // 2 + AHEAD_MERGE_REGISTERS
+    if genes.SCHEDULE == "balanced" and merging > registers:
         return False
     wanted = AHEAD_ROWS_REGISTERS if genes.STORE == "rows" else 0
     if genes.RESCALE == "lazy_after":  # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
@@ -245,7 +249,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 
 def widest_wgmma(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
-    return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA
+    return max(genes.keys // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA
 
 
 IN_CLUSTER, PARTS_IN_CLUSTER = (2, 4), (2, 3, 4, 6, 8)
@@ -260,8 +264,7 @@ O_CHUNK_PLACES = 2
 ORDERED_BATCHES = 32
 """Words by which a claimed schedule keeps the order of so many batches with keys in use, those with most first."""
 TILE_WORDS, SEQUENCE_TILE_WORDS = 4, 8
-"""Words of the tile descriptor: row block, head, batch and key tiles of the next tile of rows; also where its sequence
-lies."""
+"""Words that describe the next tile of rows: row block, head, batch, key tiles; also where its sequence lies."""
 
 
 def is_persistent(genes: FlashWgmmaGenes) -> bool:
@@ -295,7 +298,7 @@ def merges_in_memory(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 
 def parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Of all keys, those whose sums are made by themselves."""
-    tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    tiles = math.ceil(problem.seqlen_k / genes.keys)
     return parts_of(tiles, genes) if genes.PART_TILES else 1
 
 
@@ -305,14 +308,12 @@ def parts_of(tiles: int, genes: FlashWgmmaGenes) -> int:
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
-    """Words by which the blocks of a tile of rows tell one another that results are there: one for each part of the
-    columns that is added up by itself, for each warpgroup (`merge_rows` in the template)."""
+    """Words by which blocks of a tile of rows say that results are there, for each part of its columns."""
     return warpgroups(genes) * min(genes.KEY_SPLIT, problem.head_dim_v // 8)
 
 
 def result_bytes(problem: AttentionProblem) -> int:
-    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim of V / 2 + 4 floats per
-    thread."""
+    """What a warpgroup hands to another one, of each thread: O before the division, two shifts and sums."""
     return WARPGROUP * (problem.head_dim_v // 2 + 4) * 4
 
 
@@ -322,8 +323,7 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
 
 def _handed_over_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes, blocks: int) -> int:
-    """Of the results that a block of a cluster of so many takes from the others; of parts the columns that it adds up,
-    its own too."""
+    """Of results that a block of a cluster takes from the others; of parts the columns that it adds up, its own too."""
     if genes.PART_TILES and blocks > 1:
         return blocks * warpgroups(genes) * (1 + math.ceil(problem.head_dim_v / 8 / blocks)) * WARPGROUP * 16
     return (blocks - 1) * warpgroups(genes) * result_bytes(problem)
@@ -339,7 +339,7 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = multiplied_rows(genes) * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
-    kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
+    kv_bytes = genes.STAGES * genes.keys * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_row_bytes * multiplied_rows(genes)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
@@ -440,7 +440,7 @@ SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3
 
 def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
     """The one launch. A step's `waits` leave out the products: they are in `tensor_flops`."""
-    rows, keys, groups, scores = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes), multiplied_rows(genes) * genes.BLOCK_N
+    rows, keys, groups, scores = genes.BLOCK_M, genes.keys, warpgroups(genes), multiplied_rows(genes) * genes.keys
     mean, most, count = row_steps(problem, rows, keys, group_slots(problem) if genes.GROUP_ROWS else 1)
     own = blocks_of_sequence(problem, count)
     _, heads = row_tiles(problem, genes)
@@ -508,7 +508,7 @@ def _dealt(problem: AttentionProblem, genes: FlashWgmmaGenes) -> DealtTiles | No
     if not (problem.varlen or problem.seqused or problem.blocks):
         return None
     heads, slots = row_tiles(problem, genes)[1], group_slots(problem) if genes.GROUP_ROWS else 1
-    return DealtTiles(problem, genes.BLOCK_M, genes.BLOCK_N, slots, heads, HEADS_IN_TURN[genes.TILE_ORDER])
+    return DealtTiles(problem, genes.BLOCK_M, genes.keys, slots, heads, HEADS_IN_TURN[genes.TILE_ORDER])
 
 
 def _widths(problem: AttentionProblem) -> int:
@@ -523,7 +523,7 @@ def _asked(problem: AttentionProblem) -> Step:
 
 def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float) -> Step:
     """A block's work on a tile of keys, but for a variant's own."""
-    rows, keys, value_dim = multiplied_rows(genes), genes.BLOCK_N, problem.head_dim_v
+    rows, keys, value_dim = multiplied_rows(genes), genes.keys, problem.head_dim_v
     scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
     rescaled = rows * value_dim if genes.RESCALE == "always" else 0
     computed = scores / (2 if genes.BLOCK_M == FEW_ROWS else 1)
@@ -566,7 +566,7 @@ def _numbers(
 ) -> dict[str, float]:
     """What else may matter: `LaunchWork.genes`."""
     rows = multiplied_rows(genes)
-    key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    key_tiles = math.ceil(problem.seqlen_k / genes.keys)
     most_tiles = math.ceil(key_tiles / genes.KEY_SPLIT)
     have = moved_registers(genes)[1] or registers_at_launch(genes)
     return {
@@ -586,7 +586,7 @@ def _numbers(
         "schedule": ("single", "fixed", "claimed", "balanced").index(genes.SCHEDULE),
         "heads in turn": HEADS_IN_TURN[genes.TILE_ORDER] or 64,
         "causal skip": genes.CAUSAL_SKIP,
-        "skipped": genes.CAUSAL_SKIP * (rows - WARPGROUP_ROWS) / genes.BLOCK_N if problem.causal else 0,
+        "skipped": genes.CAUSAL_SKIP * (rows - WARPGROUP_ROWS) / genes.keys if problem.causal else 0,
         "polynomial": genes.POLYNOMIAL_EIGHTHS,
         "q registers": genes.Q_IN_REGISTERS,
         "store": ("tensor_map", "rows", "chunks").index(genes.STORE),

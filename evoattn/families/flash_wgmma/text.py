@@ -76,10 +76,17 @@ __device__ __forceinline__ void {name}({kind} (&d)[{count}], {a_type}, uint64_t 
 
 
 def wgmma_product(
-    name: str, steps: int, columns: int, dtype: str | EightBits, a_in_registers: bool, b_transposed: bool
+    name: str,
+    steps: int,
+    columns: int,
+    dtype: str | EightBits,
+    a_in_registers: bool,
+    b_transposed: bool,
+    first_step: int = 0,
 ) -> str:
     """A C++ function `name(d, a, b, accumulate)` of `steps` such products, which all add to the same D: `a[step]` and
     `b(step)` are their operands, A has its columns contiguous; before the first D is 0 unless `accumulate`.
+    Those of A in registers begin with `first_step`; those before it come last.
 
     Of A in registers it is one asm statement, of which NVRTC makes the same machine code as of one for each step, in
     less time; where descriptors are computed for both operands it makes another one, 1 % slower at head_dim 256."""
@@ -102,12 +109,12 @@ __device__ __forceinline__ void {name}({kind} (&d)[{count}], const A& a, const B
     d = _string_lines([f"%{i}" for i in range(count)], indent)
     given = f"%{count + 5 * steps}"
     lines, inputs = list[str](), list[str]()
-    for step in range(steps):
-        first = count + 5 * step
+    for nth, step in enumerate((*range(first_step, steps), *range(first_step))):
+        first = count + 5 * nth
         a = ", ".join(f"%{first + i}" for i in range(4))
         lines.append(
             f'"wgmma.mma_async.sync.aligned.m64n{columns}k{DTYPES[dtype].mma_k}.{sums}.{ptx}.{of_b} "\n{indent}'
-            f'"{{{d}}}, "\n{indent}"{{{a}}}, %{first + 4}, {"always" if step else "p"}, {flags};\\n"'
+            f'"{{{d}}}, "\n{indent}"{{{a}}}, %{first + 4}, {"always" if nth else "p"}, {flags};\\n"'
         )
         inputs += [*(f'"r"(a[{step}][{i}])' for i in range(4)), f'"l"(b({step}))']
     outputs = _lines([f'"{place}"(d[{i}])' for i in range(count)], indent + "  ")

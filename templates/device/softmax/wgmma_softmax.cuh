@@ -274,6 +274,22 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
   return rescale;
 }
 
+// LAZY_ROWS of all keys of the rows, of which those of `s` from LOWER on come first: a row's bits are those of one tile
+// after the other. O, which is 0, must be multiplied by `between` once P V of these is there, if one `rises_between`.
+template <int LOWER, class Range, int FLOATS>
+__device__ __forceinline__ void softmax_of_two(RowState& state, float (&s)[FLOATS], float scale, float (&between)[2],
+                                               bool& rises_between) {
+  float(&lower)[LOWER] = reinterpret_cast<float(&)[LOWER]>(s[0]);
+  float(&upper)[FLOATS - LOWER] = reinterpret_cast<float(&)[FLOATS - LOWER]>(s[LOWER]);
+  softmax_tile<Rescale::LAZY_ROWS, 0, 0, true, false, Range>(state, upper, scale, between, [] {});
+  const float before[2] = {state.shift[0], state.shift[1]};
+  softmax_tile<Rescale::LAZY_ROWS, 0, 0, false, true, Range>(state, lower, scale, between, [] {});
+  bool rises = false;  // of a row that sees its first key here O is 0
+#pragma unroll
+  for (int row = 0; row < 2; ++row) rises |= before[row] > NO_KEYS && state.shift[row] > before[row];
+  rises_between = __any_sync(ALL_LANES, rises);
+}
+
 // P in the element type, as the A operand of the next product: the accumulators of 16 keys are its registers in order.
 // ROWS: of a lane; 1: those of rows g + 8 stay.
 template <typename Element, int ROWS = 2, int STEPS>
