@@ -247,6 +247,10 @@ class Family(ABC):
         the same bits of each row that both serve."""
         return {}
 
+    def over_eight_bits(self, config: KernelConfig) -> KernelConfig | None:
+        """What is often fast over a cache of 8 bits where the config is over one of 16; None where nothing is known."""
+        return None
+
     def whole_space(self, gpu: GpuSpec) -> SearchSpace:
         """`registry.load_space`."""
         here, everywhere = self.genes.parameters(gpu.arch), self.genes.parameters()

@@ -1,7 +1,6 @@
 // converter.cuh: a cache of 8 bits. The producer brings V in e4m3, and K's own columns, LOAD_KEYS keys at a time; a
 // warpgroup makes tiles of K of them: V times its scales, one of each SCALE_COLUMNS columns of a key (FlashMLA's "FP8
 // with scale"). What multiplies finds tiles as of 16 bits. Needs the constants of latent_columns.cu.j2.
-#include "device/copy/kv_scales.cuh"
 #include "device/copy/vector.cuh"
 #include "device/ptx/eight_bits.cuh"
 #include "device/ptx/tma.cuh"
@@ -14,70 +13,44 @@ struct Converter {
   static_assert(GROUPS <= 4 && (!EIGHT_BITS || CONVERTERS == 256),
                 "a warp has the columns of a scale, of half of the rows");
   KeyShares& shares;
-  const ScaleSource& source;
   const int warp, lane, group, first_row;
   RingPosition<STAGES> k_place;
   RingPosition<LOADED> place;
 
-  __device__ __forceinline__ Converter(KeyShares& shares, const ScaleSource& source)
+  __device__ __forceinline__ explicit Converter(KeyShares& shares)
       : shares(shares),
-        source(source),
         warp(shares.warp - FIRST_CONVERTER),
         lane(shares.lane),
         group(warp % 4),
         first_row(warp / 4 * ROWS) {}
 
   __device__ __forceinline__ void run() {
-    const auto& given = shares.terms.given;
     while (shares.next()) {
-      const int batch = shares.tile.batch, used = shares.keys_of(batch);
-      const KeyPages pages{given.table + batch * int64_t(given.table_pages), given.page_bits, given.kv_rows, used};
-      float scale[PARTS][EIGHTS], ahead[PARTS][EIGHTS];
-      load_scales(scale, shares.end_tile - 1, pages);
 #pragma unroll 1
       for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
-        if (i > shares.first_tile) load_scales(ahead, i - 1, pages);
         mbarrier_wait(shares.barrier(Smem::K_EMPTY, k_place.stage), k_place.parity ^ 1);
         unsigned char* tile = shares.smem + Smem::K + k_place.stage * Smem::K_TILE_BYTES;
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) convert(tile + part * LOAD_KEYS * 128, scale[part]);
+        for (int part = 0; part < PARTS; ++part) convert(tile + part * LOAD_KEYS * 128);
         if (lane == 0) mbarrier_arrive(shares.barrier(Smem::K_FULL, k_place.stage));
         k_place.advance();
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-          for (int i = 0; i < EIGHTS; ++i) scale[part][i] = ahead[part][i];
       }
-    }
-  }
-
-  // Of the warp's columns of the tile's keys: 0 behind the last key in use, where anything may lie.
-  __device__ __forceinline__ void load_scales(float (&scale)[PARTS][EIGHTS], int tile, const KeyPages& pages) const {
-    const float* head_gmem = source.gmem + shares.tile.kv_head * source.head + group;
-#pragma unroll
-    for (int i = 0; i < EIGHTS * PARTS; ++i) {
-      const int key = tile * BLOCK_N + i / EIGHTS * LOAD_KEYS + first_row + i % EIGHTS * 8 + lane % 8;
-      float& of_row = scale[i / EIGHTS][i % EIGHTS];
-      of_row = 0.f;
-      if (group >= GROUPS || key >= pages.keys) continue;
-      if constexpr (PAGED)
-        of_row = __ldg(pages.page_of(head_gmem, key, source.batch) + pages.row_in_page(key) * source.row);
-      else of_row = __ldg(head_gmem + shares.tile.batch * source.batch + key * source.row);
     }
   }
 
   // The next keys that have come, to rows of the tile from `to` on. Eight lanes have eight rows, whose pieces of 16
   // bytes the swizzle puts into different banks.
-  __device__ __forceinline__ void convert(unsigned char* to, const float (&scale)[EIGHTS]) {
+  __device__ __forceinline__ void convert(unsigned char* to) {
     mbarrier_wait(shares.barrier(Smem::LOADED_FULL, place.stage), place.parity);
     const unsigned char* from = shares.smem + Smem::LOADED_TILES + place.stage * Smem::LOADED_BYTES;
+    const float* scales = reinterpret_cast<float*>(shares.smem + Smem::SCALES) + place.stage * LOAD_KEYS * 4 + group;
     if (group < GROUPS) {
 #pragma unroll
       for (int i = 0; i < 2 * EIGHTS; ++i) {
         const int row = first_row + i % EIGHTS * 8 + lane % 8, piece = i / EIGHTS * 4 + lane / 8;  // of 16 columns
         const uint4 four = *reinterpret_cast<const uint4*>(from + place_of(group * LOAD_KEYS + row, piece));
         unsigned char* chunk = to + (group * 2 + piece / 4) * BLOCK_N * 128;
-        const float of_row = scale[i % EIGHTS];
+        const float of_row = scales[row * 4];
         *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2)) = scaled(four.x, four.y, of_row);
         *reinterpret_cast<uint4*>(chunk + place_of(row, piece % 4 * 2 + 1)) = scaled(four.z, four.w, of_row);
       }

@@ -155,6 +155,23 @@ def test_a_latent_cache_has_kernels_of_its_own():
     assert launch.blocks > 100, "one sequence has fewer tiles than there are SMs, so that blocks share its keys"
 
 
+def test_a_pick_over_a_cache_of_8_bits_races_what_the_one_over_16_becomes():
+    wide = parse_shape("B=1,H=32,Hkv=8,Sq=1,Sk=488,D=64,dtype=bf16")
+    found, other = pick(wide.with_(kv="e4m3", scales="head"), GPUS["h200"]), pick(wide, GPUS["h200"])
+    expected = registry.lookup(other.family).over_eight_bits(other.config)
+    assert expected["VECTOR_BYTES"] == 8 and expected["SPLITS"] == other.config["SPLITS"]
+    assert expected == found.rivals[0] and found.config != expected
+    same = pick(wide.with_(kv="e4m3", scales="head", batch_invariant=True), GPUS["h200"])
+    assert same is None or expected not in same.rivals
+
+
+def test_a_latent_cache_of_8_bits_has_tiles_for_its_heads():
+    problem = parse_shape("B=64,Hkv=1,Sq=1,Sk=4096,D=576,Dv=512,dtype=bf16,rotary_apart=1,kv=e4m3,scales=columns,H=16")
+    for one in (problem, problem.with_(seqused="4096:4096", page=64)):
+        sizes = {heads: pick(one.with_(heads=heads), GPUS["h200"]).config["BLOCK_M"] for heads in (8, 16, 32, 64)}
+        assert sizes == {8: 16, 16: 16, 32: 32, 64: 32}
+
+
 def test_a_pick_races_its_own_code_with_more_and_with_fewer_splits():
     text = "B=6,H=128,Hkv=1,Sq=1,Sk=27173,D=576,Dv=512,dtype=bf16,shared_kv=1,seqused=27173:27173,page=64"
     found = pick(parse_shape(text), GPUS["h200"])

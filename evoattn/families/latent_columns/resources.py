@@ -16,7 +16,7 @@ class LatentColumnsGenes(Genes):
     BLOCK_N: int = gene("keys per tile", (64,))
     STAGES: int = gene("tiles of K in shared memory", (1, 2, 3, 4, 6))
     LOADED: int = gene(
-        "of a cache of 8 bits places for what is loaded, before it is converted", (1, 2, 3, 4), default=1
+        "of a cache of 8 bits places for what is loaded, before it is converted", (1, 2, 3, 4, 6), default=1
     )
     LOAD_KEYS: int = gene("keys of such a place", (16, 32), default=16)
 
@@ -45,19 +45,18 @@ def merged_at_once(value_dim: int) -> int:
 THREADS, CONVERTING_THREADS = 160, 512
 """A warpgroup that multiplies, and a warp that copies; of a cache of 8 bits two warpgroups behind its own that convert.
 """
-Q_STAGES = 2
-"""Tiles of Q in shared memory (`shared_layout.cuh`)."""
-MAX_REGISTERS, REGISTERS_BESIDE_CONVERTERS, FIXED_REGISTERS = 255, 240, 48
-"""Per thread: the most; the most beside warps that convert; addresses, counters and operands beside O, scores, maxima
-and sums."""
+MAX_REGISTERS, REGISTERS_BESIDE_CONVERTERS, CONVERTING_REGISTERS, FIXED_REGISTERS = 255, 240, 128, 48
+"""Per thread: the most; the most beside warps that convert, where all have as many at launch; addresses, counters and
+operands beside O, scores, maxima and sums."""
 
 
 def smem_bytes(problem: AttentionProblem, genes: LatentColumnsGenes) -> int:
-    """Dynamic shared memory of a block: tiles of Q, the ring of K, P, a float of each warp for each row, barriers."""
-    row_bytes = problem.head_dim * ELEMENT_BYTES
-    tiles = (Q_STAGES * genes.BLOCK_M + genes.STAGES * genes.BLOCK_N) * row_bytes
-    loaded = genes.LOADED * (genes.LOAD_KEYS * (row_bytes - problem.head_dim_v) + 16) if problem.kv else 0
-    return tiles + loaded + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (Q_STAGES + genes.STAGES)
+    """Dynamic shared memory of a block (`shared_layout.cuh`): tiles of Q, the ring of K, of 8 bits what is loaded and
+    its scales, P, a float of each warp for each row, barriers."""
+    row_bytes, q_stages = problem.head_dim * ELEMENT_BYTES, 1 if problem.kv else 2
+    tiles = (q_stages * genes.BLOCK_M + genes.STAGES * genes.BLOCK_N) * row_bytes
+    loaded = genes.LOADED * (genes.LOAD_KEYS * (row_bytes - problem.head_dim_v + 16) + 16) if problem.kv else 0
+    return tiles + loaded + genes.BLOCK_M * (genes.BLOCK_N * ELEMENT_BYTES + 16) + 16 * (q_stages + genes.STAGES)
 
 
 def threads(problem: AttentionProblem) -> int:
@@ -74,6 +73,9 @@ def registers_needed(problem: AttentionProblem, genes: LatentColumnsGenes) -> in
 TILE_WAIT, ROW_WAIT, FIRST_WAIT = 900, 40, 1500
 """Clocks, estimates: of a tile's softmax, two barriers and the ends of its products, and for each row of it; of the
 first loads and last stores of a tile of rows."""
+PLACE_WAIT, ALONE_WAIT = 600, 600
+"""Clocks of 8 bits, by 9 configs on an H200 (2026-11-29): barriers and stores of a place of what is loaded; products
+and conversions that wait for one another, where there is a single tile of 16 bits."""
 SCORE_OPERATIONS = 5.0
 """Lane operations per score."""
 CONVERT_OPERATIONS = 3.0
@@ -94,6 +96,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
     tiles = max(1.0, rows * mean)
     scores, tile_bytes, row_bytes = heads * keys, keys * dim * ELEMENT_BYTES, heads * value_dim * 4.0
     share = rows / tiles  # of a tile of rows, for a tile of keys
+    converting = PLACE_WAIT * keys / genes.LOAD_KEYS + ALONE_WAIT * (genes.STAGES == 1) if problem.kv else 0.0
     step = Step(
         tensor_flops=NARROW * 2.0 * scores * (dim + value_dim),
         fp32=scores * SCORE_OPERATIONS + converted * CONVERT_OPERATIONS,
@@ -103,7 +106,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         + converted * CONVERT_OPERATIONS / WARP,
         shared_bytes=tile_bytes * (2 + value_dim / dim) + 3.0 * scores * ELEMENT_BYTES + (converted and 2.0 * loaded),
         loaded_bytes=loaded + share * (heads * dim * ELEMENT_BYTES + row_bytes),
-        waits=TILE_WAIT + ROW_WAIT * heads + share * FIRST_WAIT,
+        waits=TILE_WAIT + ROW_WAIT * heads + share * FIRST_WAIT + converting,
     )
     filled = problem.group_size * problem.seqlen_q / (row_tiles(problem, genes) * heads)
     common = {"stages": genes.STAGES, "filled rows": filled}
@@ -113,7 +116,7 @@ def launch_work(problem: AttentionProblem, genes: LatentColumnsGenes, registers:
         threads(problem),
         threads(problem) // WARP - 1,
         smem_bytes(problem, genes),
-        registers or registers_needed(problem, genes),
+        registers or (CONVERTING_REGISTERS if problem.kv else registers_needed(problem, genes)),
         step,
         1.0,
         1,
