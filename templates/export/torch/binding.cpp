@@ -1,10 +1,11 @@
 // The op `torch.ops.EVOATTN_NAME.attention`, compiled by the host compiler.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
-#include <torch/types.h>
 
 #include <cmath>
 #include <limits>
@@ -21,12 +22,12 @@ cudaError_t run(const Problem& problem, const Tensors& tensors, void* workspace,
 
 namespace {
 
-constexpr auto DTYPE = torch::EVOATTN_DTYPE;
+constexpr auto DTYPE = at::EVOATTN_DTYPE;
 
 // Numbers as text: where the C++ library is linked into the extension itself, streams of torch's do not print them.
 std::string words(int64_t number) { return std::to_string(number); }
 
-void check(const torch::Tensor& tensor, const char* name, const torch::Tensor& query) {
+void check(const at::Tensor& tensor, const char* name, const at::Tensor& query) {
   TORCH_CHECK(tensor.is_cuda() && tensor.device() == query.device(), name, " must be on query's CUDA device.");
   TORCH_CHECK(tensor.scalar_type() == DTYPE, name, " must be ", DTYPE, ", not ", tensor.scalar_type(), ".");
   TORCH_CHECK(tensor.dim() == 4, name, " must be [batch, heads, seqlen, head_dim], not of ", words(tensor.dim()),
@@ -38,18 +39,17 @@ void check(const torch::Tensor& tensor, const char* name, const torch::Tensor& q
     TORCH_CHECK(size <= std::numeric_limits<int>::max(), name, " has a size that no int holds.");
 }
 
-Strides strides(const torch::Tensor& tensor) { return {tensor.stride(0), tensor.stride(1), tensor.stride(2)}; }
+Strides strides(const at::Tensor& tensor) { return {tensor.stride(0), tensor.stride(1), tensor.stride(2)}; }
 
-std::tuple<torch::Tensor, torch::Tensor> attend(const torch::Tensor& query, const torch::Tensor& key,
-                                                const torch::Tensor& value, std::optional<double> scale) {
+std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                          std::optional<double> scale) {
   check(query, "query", query), check(key, "key", query), check(value, "value", query);
   TORCH_CHECK(key.sizes() == value.sizes(), "key and value must have one shape.");
   TORCH_CHECK(key.size(0) == query.size(0), "key must have query's batch of ", words(query.size(0)), ", not ",
               words(key.size(0)), ".");
   const c10::cuda::CUDAGuard guard(query.device());
-  torch::Tensor out = torch::empty_like(query), lse;
-  if (WRITES_LSE)
-    lse = torch::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(torch::kFloat));
+  at::Tensor out = at::empty_like(query), lse;
+  if (WRITES_LSE) lse = at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
   if (query.numel() == 0) return {out, lse};
 
   const Problem problem = {int(query.size(0)), int(query.size(1)),
@@ -66,34 +66,32 @@ std::tuple<torch::Tensor, torch::Tensor> attend(const torch::Tensor& query, cons
 
   size_t bytes = 0;
   C10_CUDA_CHECK(required_workspace(problem, &bytes));
-  torch::Tensor workspace;
-  if (bytes) workspace = torch::empty({int64_t(bytes)}, query.options().dtype(torch::kByte));
+  at::Tensor workspace;
+  if (bytes) workspace = at::empty({int64_t(bytes)}, query.options().dtype(at::kByte));
   C10_CUDA_CHECK(run(problem, tensors, bytes ? workspace.data_ptr() : nullptr, c10::cuda::getCurrentCUDAStream()));
   return {out, lse};
 }
 
-torch::Tensor attention(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
-                        std::optional<double> scale) {
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     std::optional<double> scale) {
   return std::get<0>(attend(query, key, value, scale));
 }
 
-std::tuple<torch::Tensor, torch::Tensor> attention_lse(const torch::Tensor& query, const torch::Tensor& key,
-                                                       const torch::Tensor& value, std::optional<double> scale) {
+std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& query, const at::Tensor& key,
+                                                 const at::Tensor& value, std::optional<double> scale) {
   TORCH_CHECK(WRITES_LSE, "This kernel was compiled without the log-sum-exp.");
   return attend(query, key, value, scale);
 }
 
 // What torch.compile asks of the op: shapes without data.
-torch::Tensor attention_meta(const torch::Tensor& query, const torch::Tensor&, const torch::Tensor&,
-                             std::optional<double>) {
-  return torch::empty_like(query);
+at::Tensor attention_meta(const at::Tensor& query, const at::Tensor&, const at::Tensor&, std::optional<double>) {
+  return at::empty_like(query);
 }
 
-std::tuple<torch::Tensor, torch::Tensor> attention_lse_meta(const torch::Tensor& query, const torch::Tensor&,
-                                                            const torch::Tensor&, std::optional<double>) {
+std::tuple<at::Tensor, at::Tensor> attention_lse_meta(const at::Tensor& query, const at::Tensor&, const at::Tensor&,
+                                                      std::optional<double>) {
   const auto sizes = query.sym_sizes();
-  return {torch::empty_like(query),
-          torch::empty_symint({sizes[0], sizes[1], sizes[2]}, query.options().dtype(torch::kFloat))};
+  return {at::empty_like(query), at::empty_symint({sizes[0], sizes[1], sizes[2]}, query.options().dtype(at::kFloat))};
 }
 
 }  // namespace
