@@ -140,7 +140,7 @@ def exact_lse(
 
 
 def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> float:
-    """The largest scaled product of a query and a key, by magnitude, masked or not."""
+    """The largest finite scaled product of a query and a key, by magnitude, masked or not."""
     if problem.varlen:
         q, k = tensors["q"], tensors["k"]
         if problem.page:
@@ -155,7 +155,8 @@ def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]
             key = keys[head // problem.group_size].float()
             for first in range(0, problem.seqlen_q, rows):
                 query = tensors["q"][b, head, first : first + rows].float()
-                largest = max(largest, ((query * problem.softmax_scale) @ key.T).abs().max().item())
+                scores = (query * problem.softmax_scale) @ key.T
+                largest = max(largest, scores.nan_to_num(0, 0, 0).abs().max().item())
     return largest
 
 

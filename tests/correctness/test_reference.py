@@ -164,6 +164,15 @@ def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
         )
 
 
+def test_a_row_without_an_answer_leaves_the_largest_score_of_the_others():
+    problem = AttentionProblem(1, 2, 2, 5, 7, 64, "fp16", "full")
+    tensors = reference.make_inputs(problem, 3, "cpu")
+    tensors["q"][0, 0, 2] = 0
+    largest = reference.largest_score(problem, tensors)
+    tensors["q"][0, 0, 2, -1] = math.inf
+    assert reference.largest_score(problem, tensors) == largest > 0
+
+
 def test_low_scores_with_terms_are_allowed_their_rounding_on_the_interpreter():
     """Slopes added to -40,000 in fp32 leave weights that are 0.1 % off."""
     problem, rest = AttentionProblem(1, 1, 1, 40, 51, 64, "fp16"), {"alibi": True}
