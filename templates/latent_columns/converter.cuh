@@ -63,7 +63,7 @@ struct Converter {
     }
     fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(shares.barrier(Smem::LOADED_EMPTY, place.stage));
+    mbarrier_arrive(shares.barrier(Smem::LOADED_EMPTY, place.stage));  // each lane: as `copy_scales`
     place.advance();
   }
   // In rows of 128 bytes with the 128-byte swizzle.

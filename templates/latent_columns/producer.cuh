@@ -41,7 +41,8 @@ __device__ __forceinline__ void copy_tiles(KeyShares& shares, const TensorMap& q
 
 // Scales of V, four floats for each key that is loaded, 0 behind the last key in use, where anything may lie. Of
 // SCALE_WARPS, each of which waits for what it has asked for, warp `first` has the same places of the ring always: one
-// that left rounds out would take the end of a phase for that of the next but one.
+// that left rounds out would take the end of a phase for that of the next but one. Each lane arrives for what it has
+// written or read: compute-sanitizer's racecheck does not follow one lane's arrival for its warp.
 constexpr int SCALE_WARPS = LOADED % 3 == 0 ? 3 : LOADED % 2 == 0 ? 2 : 1;
 __device__ __forceinline__ void copy_scales(KeyShares& shares, const ScaleSource& source, int first) {
   constexpr int GROUPS = VALUE_DIM / SCALE_COLUMNS;
@@ -54,10 +55,10 @@ __device__ __forceinline__ void copy_scales(KeyShares& shares, const ScaleSource
     for (int i = shares.end_tile - 1; i >= shares.first_tile; --i) {
 #pragma unroll 1
       for (int part = 0; part < BLOCK_N; part += LOAD_KEYS, place.advance()) {
-        if (place.stage % SCALE_WARPS != first) continue;
+        if (place.stage % SCALE_WARPS != first || shares.lane >= LOAD_KEYS) continue;
         const int key = i * BLOCK_N + part + shares.lane;
         float scale[4] = {0.f, 0.f, 0.f, 0.f};
-        if (shares.lane < LOAD_KEYS && key < used) {
+        if (key < used) {
           const float* key_gmem;
           if constexpr (PAGED)
             key_gmem = pages.page_of(head_gmem, key, source.batch) + pages.row_in_page(key) * source.row;
@@ -66,11 +67,9 @@ __device__ __forceinline__ void copy_scales(KeyShares& shares, const ScaleSource
           for (int group = 0; group < GROUPS; ++group) scale[group % 4] = __ldg(key_gmem + group);
         }
         mbarrier_wait(shares.barrier(Smem::LOADED_EMPTY, place.stage), place.parity ^ 1);
-        if (shares.lane < LOAD_KEYS)
-          reinterpret_cast<float4*>(shares.smem + Smem::SCALES)[place.stage * LOAD_KEYS + shares.lane] =
-              make_float4(scale[0], scale[1], scale[2], scale[3]);
-        __syncwarp();
-        if (shares.lane == 0) mbarrier_arrive(shares.barrier(Smem::LOADED_FULL, place.stage));
+        reinterpret_cast<float4*>(shares.smem + Smem::SCALES)[place.stage * LOAD_KEYS + shares.lane] =
+            make_float4(scale[0], scale[1], scale[2], scale[3]);
+        mbarrier_arrive(shares.barrier(Smem::LOADED_FULL, place.stage));
       }
     }
   }

@@ -23,7 +23,7 @@ struct Smem {
   static constexpr int LOADED_EMPTY = LOADED_FULL + 8 * LOADED;                      // [LOADED]
   static constexpr int BYTES = EIGHT_BITS ? LOADED_EMPTY + 8 * LOADED : LOADED_FULL;
 
-  // By one thread: "full" gets its arrivals, "empty" one of each warp that multiplies.
+  // By one thread: "full" gets its arrivals, "empty" one of each warp that multiplies, or thread that converts.
   static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
     for (int i = 0; i < Q_STAGES; ++i)
       mbarrier_init(smem_address + Q_FULL + 8 * i, 1), mbarrier_init(smem_address + Q_EMPTY + 8 * i, 4);
@@ -32,8 +32,8 @@ struct Smem {
       mbarrier_init(smem_address + K_FULL + 8 * i, EIGHT_BITS ? CONVERTERS / 32 : COPIES),
           mbarrier_init(smem_address + K_EMPTY + 8 * i, 4);
     for (int i = 0; EIGHT_BITS && i < LOADED; ++i)
-      mbarrier_init(smem_address + LOADED_FULL + 8 * i, COPIES + 1),  // and that of scales
-          mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, CONVERTERS / 32);
+      mbarrier_init(smem_address + LOADED_FULL + 8 * i, COPIES + LOAD_KEYS),  // and of lanes with scales
+          mbarrier_init(smem_address + LOADED_EMPTY + 8 * i, CONVERTERS);
     mbarrier_init_fence();
   }
 };

@@ -31,6 +31,26 @@ def test_threads_that_merge_may_be_more_than_columns(problem, genes):
     assert small_faults(built(FAMILY, problem, config(**genes), few), problem, slice(3)) == []
 
 
+SCALES = """reinterpret_cast<float4*>(shares.smem + Smem::SCALES)[place.stage * LOAD_KEYS + shares.lane] =
+            make_float4(scale[0], scale[1], scale[2], scale[3]);"""
+WRITTEN = "mbarrier_arrive(shares.barrier(Smem::LOADED_FULL, place.stage));"
+READ = "mbarrier_arrive(shares.barrier(Smem::LOADED_EMPTY, place.stage));"
+READING = "const float* scales = "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "edits",
+    [((SCALES, ""), (WRITTEN, WRITTEN + SCALES)), ((READ, ""), (READING, READ + READING))],
+    ids=["written", "read"],
+)
+def test_scales_are_written_before_they_are_read_and_read_before_the_next_ones_are_written(edits):
+    problem = EIGHT.with_(head_dim=448, value_dim=384, seqlen_k=200, seqused="0:200", page=16)
+    few = H100.with_limits({"sm_count": 5})  # a block has keys for more than a round of the ring
+    kernel = built(FAMILY, problem, config(LOADED=2), few, *edits)
+    assert any("Race in shared memory" in fault for fault in small_faults(kernel, problem))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("edits", "right"), [((), True), ((("o.z *= factor, ", ""),), False)])
 def test_results_of_more_blocks_than_are_merged_at_once_are_rescaled(edits, right):
