@@ -236,7 +236,8 @@ class _Maker:
 
     def __init__(self, problem: AttentionProblem, config: KernelConfig) -> None:
         self.problem, self.params = problem, config.params
-        self.block_m, self.block_n = self.number("BLOCK_M"), self.number("BLOCK_N")
+        self.block_m = self.number("BLOCK_M")
+        self.block_n = int(self.params.get("KEYS_AT_ONCE") or self.number("BLOCK_N"))
         in_chunks = "DIM_CHUNK" in self.params  # of which each tile of keys takes all stages
         self.stages = 1 if in_chunks else self.number("STAGES")
         self.shares = self.number("SPLITS") * self.number("KEY_SPLIT")

@@ -47,6 +47,10 @@ def test_bytes_chosen_by_a_number(selector):
     check(f"prmt.b32 %d, %x0, %x1, {selector};", lambda a, b: permuted(a, b, selector), *WORDS)
 
 
+def test_bytes_of_two_numbers_chosen_by_a_register():
+    check("prmt.b32 %d, 0x64748494, 0x11a2b3c4, %x0;", lambda s: permuted(0x64748494, 0x11A2B3C4, s & 0xFFFF), WORDS[0])
+
+
 def test_a_register_is_read_before_it_is_written():
     check("prmt.b32 %x0, %x0, %x1, 0x1054; mov.b32 %d, %x0;", lambda a, b: permuted(a, b, 0x1054), *WORDS)
 

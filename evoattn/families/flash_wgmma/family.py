@@ -352,6 +352,8 @@ def why_no_promise(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | N
     """Genes of batch_invariant problems that do not go with the problem or the others."""
     if genes.PARTS_MERGE == "cluster" and not genes.PART_TILES:
         return "PARTS_MERGE=cluster needs PART_TILES."
+    if genes.KEY_SPLIT in SPLITS_OF_PARTS and not genes.PART_TILES:
+        return f"KEY_SPLIT={genes.KEY_SPLIT} needs PART_TILES."
     if genes.BLOCK_M == FEW_ROWS and not (problem.batch_invariant and genes.STORE == "rows"):
         return f"BLOCK_M={FEW_ROWS} needs batch_invariant=1, and STORE=rows: a box of a tensor map has more rows."
     if not genes.KEYS_AT_ONCE:
@@ -359,8 +361,8 @@ def why_no_promise(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | N
     told = f"KEYS_AT_ONCE={genes.KEYS_AT_ONCE}"
     if not problem.batch_invariant or genes.RESCALE != "lazy_after":
         return f"{told} needs batch_invariant=1 and RESCALE=lazy_after; elsewhere it is for BLOCK_N to say."
-    if RECIPE["BLOCK_N"] != genes.BLOCK_N or not genes.BLOCK_N < problem.seqlen_k <= genes.keys:
-        return f"{told} is for {genes.BLOCK_N + 1} to {genes.keys} keys, not {problem.seqlen_k}: it is one tile of all."
+    if genes.PART_TILES:
+        return f"{told} needs PART_TILES=0: one tile has no parts."
     return None
 
 
@@ -450,6 +452,8 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
         return f"PART_TILES=0: {problem.seqlen_k} keys are more than those of the first part."
     if problem.batch_invariant and genes.RESCALE == "always" and problem.seqlen_k > RECIPE["BLOCK_N"]:
         return f"RESCALE=always: {problem.seqlen_k} keys are more than those of one tile."
+    if genes.KEYS_AT_ONCE and problem.seqlen_k > genes.KEYS_AT_ONCE:
+        return f"KEYS_AT_ONCE={genes.KEYS_AT_ONCE}: {problem.seqlen_k} keys are more than those of one tile."
     key_tiles = math.ceil(problem.seqlen_k / genes.keys)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (

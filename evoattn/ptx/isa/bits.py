@@ -185,7 +185,7 @@ def permute_bytes(binder: Binder, ins: Instruction, fields: Fields) -> Operation
 
     def run() -> None:
         both = a | b.astype(np.uint64) << np.uint64(32)
-        result = np.zeros_like(both)
+        result = np.zeros(d.shape, np.uint64)
         for i in range(4):
             nibble = selector >> np.uint32(4 * i)
             octet = both >> (nibble & np.uint32(7)) * np.uint64(8) & np.uint64(0xFF)
