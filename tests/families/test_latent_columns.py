@@ -4,7 +4,9 @@ import pytest
 
 from evoattn.families.latent_columns.resources import IN_FLIGHT
 from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
 from evoattn.model.paths import TEMPLATES
+from evoattn.model.space import KernelConfig
 from tests.families.on_interpreter import H100, NARROW, built, configs, small_faults
 
 EIGHT = NARROW.with_(shared_kv=False, rotary_apart=True, kv="e4m3", scales="columns")
@@ -62,3 +64,11 @@ def test_results_of_more_blocks_than_are_merged_at_once_are_rescaled(edits, righ
 def test_as_many_results_are_loaded_at_once_as_the_cases_of_checks_count_on():
     text = (TEMPLATES / "latent_columns" / "merge_kernel.cuh").read_text()
     assert f"IN_FLIGHT = {IN_FLIGHT};" in text
+
+
+def test_a_source_with_two_places_for_q_is_outdated_where_keys_have_8_bits():
+    for problem in (NARROW, EIGHT):
+        config = KernelConfig("latent_columns", BASE | {"LOADED": 1, "LOAD_KEYS": 32})
+        source = render(FAMILY, problem, config, H100).source
+        assert FAMILY.why_outdated(config, source) is None
+        assert bool(FAMILY.why_outdated(config, source.replace("copy_scales", "copied"))) == (problem is EIGHT)

@@ -87,6 +87,11 @@ class LatentColumns(Latent):
             ),
         }
 
+    def why_outdated(self, config: KernelConfig, source: str) -> str | None:
+        if "constexpr bool EIGHT_BITS = true;" in source and "copy_scales" not in source:
+            return "It has two places for Q, in shared memory that today's launches leave out."
+        return super().why_outdated(config, source)
+
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes, p = LatentColumnsGenes.of(config), problem
         results = Buffer(PARTIAL), Buffer(STATE), Buffer(SHARERS)
