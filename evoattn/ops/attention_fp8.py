@@ -137,7 +137,9 @@ def attention_fp8(  # noqa: PLR0913 — as `evoattn.attention` has them
     )
     if query.dtype == E4M3 and dtype != ANSWERS:
         call.op, call.out = IN_FP16, out_like(given.query, given.value, dtype=dtype)
-    answer = _answer(call, given, sinks, kind, may_change=not turned)
+    platform = current.runtime().platform
+    captured = platform is not None and platform.capturing()  # whose kernels are not loaded: they may be later
+    answer = _answer(call, given, sinks, kind, may_change=not (turned or captured))
     if answer is None:  # what the call has found out has others like it quantised in another way, and so this one
         return attention_fp8(
             query, key, value, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks,
@@ -318,8 +320,10 @@ def _answer(
         try:
             return runtime.attend(replace(call, strict=True, op=rounded_op(WIDE[call.query.dtype])))
         except NoKernel:
-            runtime.keep(runtime.served, (ROUNDS, *kind), False)
-            return None
+            if may_change:
+                runtime.keep(runtime.served, (ROUNDS, *kind), False)
+                return None
+            given = _with_query(given)
     assert given.q_scale is not None
     call = replace(call, query=given.query, terms=behind(call.terms, (given.q_scale,)), q_scaled=True)
     widest = WIDEST if call.turned or call.query.dtype != E4M3 else WIDEST_IN_ROWS

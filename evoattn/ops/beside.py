@@ -353,6 +353,8 @@ def quantize_kv(
             raise TypeError(f"{name} must be a tensor of floating-point numbers, not {found}.")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")
+        if not tensor.numel() and granularity != "token":
+            raise ValueError(f"{name} {list(tensor.shape)} has no numbers.")
     if turned and granularity == "token":
         raise ValueError("turned goes with granularity 'tensor' or 'head': a product sums over the scales of tokens.")
     made = quantize_both(key, value, Wanted(dtype, granularity, key.shape[1], turned=turned))

@@ -125,6 +125,7 @@ def test_steps_are_those_of_the_sequences():
     assert row_steps(problem.with_(mask="full"), 100, 50) == ((4 + 4 + 2) / 3, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "edit"),
     [

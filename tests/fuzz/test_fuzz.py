@@ -295,6 +295,7 @@ def test_wrong_answers_of_other_faces_are_found():
     assert "inputs [0] were changed" in judged_face(1, 0, "cpu", lambda: 0, {"only": lambda draw: changing}).wrong
 
 
+@pytest.mark.slow
 def test_kernels_of_other_faces_are_compiled_ahead(tmp_path):
     names = []
 

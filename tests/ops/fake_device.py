@@ -229,7 +229,7 @@ WGMMA = {
     **dict(BLOCK_M=64, BLOCK_N=64, STAGES=1, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=False, PING_PONG=False),
     **dict(RESCALE="always", KEY_SPLIT=1, SCHEDULE="single", TILE_ORDER="by_head", CAUSAL_SKIP=False),
     **dict(POLYNOMIAL_EIGHTHS=0, Q_IN_REGISTERS=False, STORE="rows", PART_TILES=0, PARTS_MERGE="memory"),
-    **dict(GROUP_ROWS=False),
+    **dict(GROUP_ROWS=False, KEYS_AT_ONCE=0),
 }
 
 

@@ -132,6 +132,7 @@ def test_a_value_is_turned_where_that_pays(device, monkeypatch, scale):
     assert "turn" in device.launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 1000])
 def test_tensors_are_quantised_by_blocks_where_that_pays(device, monkeypatch, limit):
     monkeypatch.setattr(attention_fp8, "BLOCKS_BELOW", limit)

@@ -169,7 +169,8 @@ class SlowBoard(FakeBoard):
         super().__init__(problem, gpu, cache)
         missing = Path(os.environ["MISSING"])
         (missing / self.name).unlink(missing_ok=True)
-        while any(missing.iterdir()):
+        given_up = time.monotonic() + 60
+        while any(missing.iterdir()) and time.monotonic() < given_up:
             time.sleep(0.01)
 
 

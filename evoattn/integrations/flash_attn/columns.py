@@ -4,8 +4,13 @@ import torch
 from torch import Tensor
 
 
-def with_values(qv: Tensor, q: Tensor, values: Tensor) -> Tensor:
-    """The queries `[qv, q]`. Raises `ValueError` where `qv` has not q's rows and heads, and as many columns as V."""
+def with_values(qv: Tensor, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The queries `[qv, q]`. Raises `ValueError` where `qv` has not q's rows and heads, and as many columns as V, or V
+    not the rows and heads of K."""
+    if keys.shape[:-1] != values.shape[:-1]:
+        raise ValueError(
+            f"With qv, v {list(values.shape)} must have the shape of k {list(keys.shape)} but for its columns."
+        )
     if qv.shape[:-1] != q.shape[:-1] or qv.shape[-1] != values.shape[-1]:
         raise ValueError(
             f"qv {list(qv.shape)} must have the rows and heads of q {list(q.shape)} and the {values.shape[-1]} columns "

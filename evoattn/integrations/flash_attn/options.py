@@ -85,9 +85,9 @@ def window_of(window_size: Any) -> tuple[int, int]:
     """Two sides as numbers: FlashAttention takes numbers, tensors of one number and None."""
     try:
         past, ahead = (OPEN, OPEN) if window_size is None else window_size
+        return OPEN if past is None else int(past), OPEN if ahead is None else int(ahead)
     except (TypeError, ValueError):
         raise ValueError(f"window_size must be (past, ahead), of numbers, not {window_size!r}.") from None
-    return OPEN if past is None else int(past), OPEN if ahead is None else int(ahead)
 
 
 def only_one(**given: Tensor | None) -> Tensor | None:

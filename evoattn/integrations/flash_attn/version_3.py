@@ -68,7 +68,7 @@ def flash_attn_func(
     if eight:
         return eight_bits.attend(q, k, v, options, (q_descale, k_descale, v_descale))
     if qv is not None:
-        q, k = with_values(qv, q, v), side_by_side(v, k)
+        q, k = with_values(qv, q, k, v), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     return of_batch(q, k, v, options)
 
@@ -109,6 +109,7 @@ def flash_attn_varlen_func(
     with `page_table`, else one row for each sequence; their lengths are `seqused_k`, or say `cu_seqlens_k`. With
     `return_attn_probs` the log-sum-exp `[heads, total_q]` comes too. Rows of q that are no queries get 0.
     Tensors of float8_e4m3fn, with descale factors `[sequences, kv_heads]`, have an answer of bfloat16."""
+    require_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
     eight = eight_bits.takes(q) and qv is None
     if not eight:
         refuse_fp8(q, q_descale, k_descale, v_descale)
@@ -126,7 +127,7 @@ def flash_attn_varlen_func(
     if cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is needed: only a cache, of four dimensions, has seqused_k alone.")
     if qv is not None:
-        q, k = with_values(qv, q, v), side_by_side(v, k)
+        q, k = with_values(qv, q, k, v), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
     keys = Keys(cu_seqlens_k[:-1], whole("max_seqlen_k", max_seqlen_k), seqused_k, cu_seqlens_k)
     return over_rows(q, k, v, queries, keys, options)
@@ -288,14 +289,14 @@ def flash_attn_combine(
     """One answer of those over parts of the keys: out_partial `[parts, …, heads, head_dim]`, lse_partial `[parts, …,
     heads]`, both float32; the output, of `out_dtype` or float32, and the log-sum-exp. A part whose log-sum-exp is -inf
     counts for nothing, whatever its output holds. Parts of 16 bits are taken, too. By a kernel where one may run."""
+    if lse_partial.dim() < 2 or lse_partial.shape != out_partial.shape[:-1]:
+        raise ValueError(
+            f"lse_partial {list(lse_partial.shape)} must have the shape of out_partial {list(out_partial.shape)} but "
+            "for its last dimension, and parts and heads."
+        )
     if out is None:
         out = torch.empty_like(out_partial[0], dtype=out_dtype)
     lse = torch.empty_like(lse_partial[0])
-    if lse_partial.shape != out_partial.shape[:-1]:
-        raise ValueError(
-            f"lse_partial {list(lse_partial.shape)} must have the shape of out_partial {list(out_partial.shape)} but "
-            "for its last dimension."
-        )
     if merged(out_partial, lse_partial, out, lse):
         return out, lse
     lse = torch.logsumexp(lse_partial, dim=0)
@@ -319,7 +320,7 @@ def over_cache(q: Tensor, queries: Queries | None, cache: Cache, options: Option
     if options.dropout_p:
         raise ValueError("dropout_p goes without a cache: nobody trains on one.")
     if qv is not None:
-        q, cache = with_values(qv, q, cache.v), cache.joined()
+        q, cache = with_values(qv, q, cache.k, cache.v), cache.joined()
     return attend(q, cache, options) if queries is None else attend_packed(q, queries, cache, options)
 
 
