@@ -342,7 +342,8 @@ def quantize_kv(
     and count for no scale. One kernel makes 8 bits of both tensors of 16 on a GPU. `turned` gives value its keys along
     rows, as `attention_fp8(…, turned=True)` takes it: `[batch, kv_heads, head_dim, keys]`, the keys of each 16 in the
     order of `evoattn.model.turned`, zeros behind the last. Raises `ValueError` for another dtype or granularity, and
-    for tensors of other dimensions, `TypeError` for what is no tensor of floating-point numbers."""
+    for tensors of other dimensions or without numbers for a scale, `TypeError` for what is no tensor of floating-point
+    numbers."""
     if dtype not in KV_DTYPES:
         raise ValueError(f"dtype must be one of {EIGHT_BIT_NAMES}, not {dtype}.")
     if granularity not in ("tensor", *GRANULARITIES[1:]):
@@ -353,8 +354,9 @@ def quantize_kv(
             raise TypeError(f"{name} must be a tensor of floating-point numbers, not {found}.")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")
-        if not tensor.numel() and granularity != "token":
-            raise ValueError(f"{name} {list(tensor.shape)} has no numbers.")
+        asked = {"tensor": tensor.shape, "head": tensor.shape[1:]}  # dimensions over which scales are taken, or heads
+        if 0 in asked.get(granularity, (tensor.shape[1], tensor.shape[3])):
+            raise ValueError(f"{name} {list(tensor.shape)} has no numbers for a scale.")
     if turned and granularity == "token":
         raise ValueError("turned goes with granularity 'tensor' or 'head': a product sums over the scales of tokens.")
     made = quantize_both(key, value, Wanted(dtype, granularity, key.shape[1], turned=turned))

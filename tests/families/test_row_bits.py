@@ -324,10 +324,10 @@ def test_few_rows_have_tiles_of_their_own():
     by_map = KernelConfig("flash_wgmma", {**few.params, "STORE": "tensor_map"})
     assert "STORE=rows" in str(family.why_impossible(problem, by_map, card))
     at_once = KernelConfig("flash_wgmma", {**few.params, "KEYS_AT_ONCE": 80})
-    assert "80 keys" not in str(family.why_impossible(problem.with_(seqlen_k=80), at_once, card))
     longer = str(family.why_too_long(problem, at_once, card))  # which an export asks alone
     assert "more than those of one tile" in longer
-    assert family.why_impossible(problem.with_(seqlen_k=64), at_once, card)
+    always = KernelConfig("flash_wgmma", {**at_once.params, "RESCALE": "always"})
+    assert "KEYS_AT_ONCE" in str(family.why_impossible(problem.with_(seqlen_k=64), always, card))
     in_parts = KernelConfig("flash_wgmma", {**at_once.params, "PART_TILES": 16})
     assert "PART_TILES=0" in str(family.why_impossible(problem.with_(seqlen_k=80), in_parts, card))
     of_parts = KernelConfig("flash_wgmma", {**few.params, "KEY_SPLIT": 20})

@@ -388,9 +388,9 @@ REFUSED = {
     "names of one argument": lambda q: flash_attn.flash_attn_func(
         q, q, q, s_aux=q[0, 0, :, 0], learnable_sink=q[0, 0, :, 0]
     ),
-    "must have the shape of out_partial": lambda q: flash_attn.flash_attn_combine(q, q[:, :, :1, 0]),
+    "without its last dimension": lambda q: flash_attn.flash_attn_combine(q, q[:, :, :1, 0]),
     "must have the shape of k": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q[:, :3], qv=q),
-    "and parts and heads": lambda q: flash_attn.flash_attn_combine(q, q[0, 0, 0, 0]),
+    "must be .parts": lambda q: flash_attn.flash_attn_combine(q, q[0, 0, 0, 0]),
     "of numbers, not": lambda q: flash_attn.flash_attn_func(q, q, q, window_size=("a", 1)),
     "go together": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q, rotary_cos=q[0, :, 0]),
     "k_cache must have four": lambda q: flash_attn.flash_attn_with_kvcache(q, q[0], q[0]),

@@ -472,7 +472,9 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
 
 
 def _tiles_of(genes: FlashWgmmaGenes) -> str:
-    return f"BLOCK_M={genes.BLOCK_M} BLOCK_N={genes.keys} STAGES={genes.STAGES} KEY_SPLIT={genes.KEY_SPLIT}"
+    at_once = f"KEYS_AT_ONCE={genes.KEYS_AT_ONCE} " if genes.KEYS_AT_ONCE else ""
+    tile = f"BLOCK_M={genes.BLOCK_M} BLOCK_N={genes.BLOCK_N} {at_once}"
+    return f"{tile}STAGES={genes.STAGES} KEY_SPLIT={genes.KEY_SPLIT}"
 
 
 def _registers_of(genes: FlashWgmmaGenes) -> str:

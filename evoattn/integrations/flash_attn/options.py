@@ -86,7 +86,7 @@ def window_of(window_size: Any) -> tuple[int, int]:
     try:
         past, ahead = (OPEN, OPEN) if window_size is None else window_size
         return OPEN if past is None else int(past), OPEN if ahead is None else int(ahead)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"window_size must be (past, ahead), of numbers, not {window_size!r}.") from None
 
 

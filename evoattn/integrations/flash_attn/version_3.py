@@ -289,10 +289,11 @@ def flash_attn_combine(
     """One answer of those over parts of the keys: out_partial `[parts, …, heads, head_dim]`, lse_partial `[parts, …,
     heads]`, both float32; the output, of `out_dtype` or float32, and the log-sum-exp. A part whose log-sum-exp is -inf
     counts for nothing, whatever its output holds. Parts of 16 bits are taken, too. By a kernel where one may run."""
+    require_tensors(out_partial=out_partial, lse_partial=lse_partial)
     if lse_partial.dim() < 2 or lse_partial.shape != out_partial.shape[:-1]:
         raise ValueError(
-            f"lse_partial {list(lse_partial.shape)} must have the shape of out_partial {list(out_partial.shape)} but "
-            "for its last dimension, and parts and heads."
+            f"lse_partial {list(lse_partial.shape)} must be [parts, …, heads], out_partial {list(out_partial.shape)} "
+            "without its last dimension."
         )
     if out is None:
         out = torch.empty_like(out_partial[0], dtype=out_dtype)
