@@ -23,5 +23,5 @@ __device__ __forceinline__ void values_apart(float (&o)[FLOATS], uint32_t (&p)[S
     for (int i = 0; i < 4; i += 3 - Operands::ROWS_OF_LANE) p[step][i] = 0;
   }
   fence_proxy_async();  // before the copies that overwrite this V
-  __syncwarp();
+  __syncwarp();         // all lanes have read it when one says for the warp that it is free
 }

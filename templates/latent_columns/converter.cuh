@@ -62,7 +62,7 @@ struct Converter {
           *reinterpret_cast<const uint4*>(from + place_of((GROUPS + chunk) * LOAD_KEYS + row, piece));
     }
     fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
-    __syncwarp();
+    __syncwarp();         // all lanes have written when one says for the warp that a tile of K is there
     mbarrier_arrive(shares.barrier(Smem::LOADED_EMPTY, place.stage));  // each lane: as `copy_scales`
     place.advance();
   }

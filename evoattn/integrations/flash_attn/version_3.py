@@ -216,10 +216,9 @@ def flash_attn_with_kvcache(
     elements where it has the results of splits.
 
     Raises `TypeError` for a q or a cache that is no tensor, `ValueError` for what does not fit."""
-    require_dims(
-        4, "four dimensions", k_cache=k_cache, v_cache=v_cache, **({} if cu_seqlens_q is not None else {"q": q})
-    )
     require_tensors(q=q)
+    padded = {"q": q} if cu_seqlens_q is None else {}
+    require_dims(4, "four dimensions", k_cache=k_cache, v_cache=v_cache, **padded)
     if (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("rotary_cos and rotary_sin go together; one of them is missing.")
     eight = eight_bits.takes(q) and k is qv is rotary_cos is None
