@@ -25,9 +25,10 @@ def backward_of(forward: Forward) -> Backward:
             raise PeerRefused("It is not asked for the gradient of a log-sum-exp.")
         names = (*problem.tensors, *parse_grads(problem.grads))
         # by `data`, since a bench writes inputs again in place, and `detach` shares the counter that autograd checks
-        leaves = {name: tensors[name].data.requires_grad_() for name in names}
+        inputs = {name: tensor.data for name, tensor in tensors.items()}
+        leaves = {name: inputs[name].requires_grad_() for name in names}
         with torch.enable_grad(), _deterministic(problem.deterministic):
-            out = forward(problem, tensors | leaves)()
+            out = forward(problem, inputs)()
         if not isinstance(out, torch.Tensor) or not out.requires_grad:
             raise PeerRefused("It has no backward pass.")
         walk = Walk(out, list(leaves.values()))

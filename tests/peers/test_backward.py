@@ -76,6 +76,31 @@ class Doubled(torch.autograd.Function):
         return 2 * of_double + of_product * y, of_product * x
 
 
+class Repeated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, times):
+        ctx.save_for_backward(times)
+        return x * times
+
+    @staticmethod
+    def backward(ctx, of_product):
+        return of_product * ctx.saved_tensors[0], None
+
+
+def test_what_a_peer_saved_may_be_written_again():
+    """FlashAttention 4 saves the starts of packed sequences, which a bench writes before each call."""
+    problem = PROBLEM.with_(seqused="3:53")
+
+    def make(problem, tensors):
+        q, k, v = (tensors[name] for name in problem.tensors)
+        return lambda: Repeated.apply(q, tensors["seqused"][0]) + 0 * (k.sum() + v.sum())
+
+    tensors = case_of(problem).tensors
+    call = backward_of(make)(problem, tensors)
+    tensors["seqused"].fill_(2)
+    torch.testing.assert_close(call()["dq"], 2 * tensors["do"])
+
+
 class Half(Doubled):
     @staticmethod
     def backward(ctx, of_double, of_product):
