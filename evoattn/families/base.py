@@ -317,15 +317,11 @@ def starts_zeroed(buffer: str) -> bool:
     return buffer.endswith(ZEROED_SUFFIX)
 
 
-SOFTMAX_SCALE_LOG2 = "softmax_scale_log2"
-"""Name of the argument by which every kernel takes its softmax scale."""
-
-
 def softmax_scale_log2(problem: AttentionProblem) -> Scalar:
     """softmax_scale · log2(e), float32: kernels take exponentials base 2, `exp(x) = exp2(x · log2 e)`.
 
     With a softcap it is softcap · log2(e): what the kernel scales then is a hyperbolic tangent."""
-    return Scalar("float32", (problem.softcap or problem.softmax_scale) * math.log2(math.e), SOFTMAX_SCALE_LOG2)
+    return Scalar("float32", (problem.softcap or problem.softmax_scale) * math.log2(math.e))
 
 
 def buffer_of(problem: AttentionProblem, tensor: str) -> str:

@@ -16,9 +16,9 @@ import torch
 
 from evoattn.backends.versions import template_digest
 from evoattn.families import registry
-from evoattn.families.base import SOFTMAX_SCALE_LOG2, Family
+from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import KernelLaunch, Scalar
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import torch_answer
@@ -93,21 +93,9 @@ class Choice:
         return whole(self.config) == whole(other.config)
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
-        """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""
-        launches = self.family.launches(self.problem, self.config, self.gpu)
-        if scale is None:
-            return launches
-        value = Scalar("float32", scale * math.log2(math.e), SOFTMAX_SCALE_LOG2)
-        return tuple(
-            replace(
-                launch,
-                args=tuple(
-                    value if isinstance(argument, Scalar) and argument.name == SOFTMAX_SCALE_LOG2 else argument
-                    for argument in launch.args
-                ),
-            )
-            for launch in launches
-        )
+        """The launches of the problem, with the caller's softmax scale where it is given."""
+        problem = self.problem if scale is None else replace(self.problem, scale=scale)
+        return self.family.launches(problem, self.config, self.gpu)
 
 
 def choose(

@@ -9,11 +9,11 @@ import torch
 
 import evoattn
 from evoattn.backends.loaded import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
-from evoattn.families.base import SOFTMAX_SCALE_LOG2
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
-from evoattn.model.launch import Buffer, TensorMap
+from evoattn.model.launch import Buffer, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.ops.call import Call, StridedProblem, strided
 from evoattn.ops.choice import Choice, Refusal, choose
 from evoattn.ops.gradients import expected
@@ -158,7 +158,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind, tmp_path):
             for mine, theirs in zip(one.args, other.args, strict=True)
             if mine != theirs
         ]
-        assert {one.name for one, _ in changed} == {SOFTMAX_SCALE_LOG2} and len(changed) <= len(scaled), "the scale"
+        assert changed and all(isinstance(one, Scalar) for one, _ in changed), "the scale alone"
         places, scratch, zeroed = scratch_places(choice.family.workspace(choice.problem, choice.config, choice.gpu))
         assert all(0 <= offset < (scratch, zeroed)[index - SCRATCH] for index, offset in places.values())
         places |= tensor_places(problem)
@@ -166,6 +166,15 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind, tmp_path):
         for packed in LoadedKernel(cubin.code, device, -1).bound(scaled, places):
             packed.bind(ADDRESSES)
     assert SERVED_BY.get(kind, {"flash_wgmma", "split_kv"}) <= families
+
+
+@pytest.mark.parametrize("op", ["", "op=backward "])
+def test_a_scale_that_is_given_beside_a_softcap_changes_the_score_below_the_cap(op):
+    problem = parse_shape(f"{op}B=1 H=2 S=64 D=64 fp16 softcap=5")
+    choice = choose(strided(problem), GPUS["h100"], pick, estimated=False)
+    assert choice.launches(0.125) == choice.launches(None), "1 / sqrt(64), as transformers says it"
+    scaled = dataclasses.replace(choice, problem=dataclasses.replace(choice.problem, scale=0.5))
+    assert choice.launches(0.5) == scaled.launches(None) != choice.launches(None)
 
 
 def test_a_latent_cache_in_pages_has_a_kernel_that_was_measured(tmp_path):

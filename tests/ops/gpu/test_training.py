@@ -124,6 +124,7 @@ VARIANTS = {
     "window": (LLAMA, lambda: {"causal": True, "window": (64, 0)}),
     "window of both sides": ({}, lambda: {"window": (30, 50)}),
     "softcap": ({}, lambda: {"softcap": 20.0, "is_causal": True}),
+    "softcap and the usual scale": ({}, lambda: {"softcap": 1.0, "scale": 0.125, "is_causal": True}),
     "sinks": (LLAMA, lambda: {"sinks": numbers(8).bfloat16(), "causal": True, "window": (100, 0)}),
     "slopes": ({}, lambda: {"alibi_slopes": numbers(4).abs() / 8, "causal": True}),
     "bias": ({}, lambda: {"bias": numbers(4, 300, 300).half()}),
