@@ -249,9 +249,11 @@ def by_formula(call: Call, scores_at_once: int = SCORES_PER_CHUNK) -> tuple[Tens
         if sinks is not None:
             column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
             scores = torch.cat((scores, column), dim=-1)
+        nothing = torch.isneginf(scores).all(-1, keepdim=True)
+        scores = scores.masked_fill(nothing, 0)  # softmax and logsumexp have NaN for gradients of -inf alone
         weights = torch.softmax(scores, dim=-1)[..., :seqlen_k].masked_fill(unseen, 0)
         outputs.append(weights.to(query.dtype) @ values)
-        sums.append(torch.logsumexp(scores, dim=-1))
+        sums.append(torch.logsumexp(scores, dim=-1).masked_fill(nothing[..., 0], -math.inf))
     return torch.cat(outputs, dim=-2), torch.cat(sums, dim=-1).float() if call.return_lse else None
 
 

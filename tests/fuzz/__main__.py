@@ -1,13 +1,15 @@
 """Is `evoattn.attention` right for any call? Draws calls over all arguments and judges each answer.
 
-    python -m tests.fuzz [--faces] [--count 300] [--seed 200] [--jobs 16] [--seconds 90] [--json FILE] [--only N]
+    python -m tests.fuzz [--faces [NAME ...]] [--count 300] [--seed 200] [--jobs 16] [--seconds 90] [--json FILE]
+    [--only N]
 
 Of each call: two runs, the same bit for bit, over memory that was poisoned with NaN before; inputs unchanged; nothing
 written beside a given `out`; the answer and the log-sum-exp against the formula in float64 by flash-attention's rule.
 The second run of half of the calls is compiled, a CUDA graph's, of several threads or streams, SDPA's in nested blocks,
 in a mode of torch (inference, autocast, deterministic algorithms, gradients) or by a transform.
-With `--faces` it asks evoattn's other faces: gradients, expressions, FlexAttention's language, 8 bits, FlashAttention's
-functions, `batch_invariant=True`; the second time in a CUDA graph, on a stream or in tasks of asyncio.
+With `--faces` it asks evoattn's other faces, or those that are named: gradients, expressions, FlexAttention's language,
+8 bits, FlashAttention's functions, `batch_invariant=True`; the second time in a CUDA graph, on a stream or in tasks of
+asyncio.
 Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
 ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
 PyTorch answers all calls."""
@@ -37,7 +39,7 @@ from evoattn.portfolio.pick import next_picks
 from tests.fuzz.ahead import compile_face, compile_one
 from tests.fuzz.calls import drawn
 from tests.fuzz.judged import Judged, judged
-from tests.fuzz.judged_faces import face_of, judged_face
+from tests.fuzz.judged_faces import ALL, face_of, judged_face
 from tests.fuzz.ways import ways
 from tests.support.in_processes import in_processes
 
@@ -59,7 +61,9 @@ def main() -> int:
     parser.add_argument(
         "--measured-only", action="store_true", help="no kernels that were measured on no GPU like this"
     )
-    parser.add_argument("--faces", action="store_true", help="not calls of attention, but the other functions")
+    parser.add_argument(
+        "--faces", nargs="*", choices=list(ALL), help="not calls of attention, but the other functions, or some of them"
+    )
     parser.add_argument("--only", type=int, help="one call, by its number")
     parser.add_argument("--folder", type=Path, help="of compiled kernels; a new one unless given")
     parser.add_argument("--json", type=Path)
@@ -129,11 +133,12 @@ def of_calls(words: argparse.Namespace, device: str) -> Asking:
 
 def of_faces(words: argparse.Namespace, device: str, launches: Callable[[], int]) -> Asking:
     """Questions to other faces, which are numbers."""
+    faces = {name: ALL[name] for name in words.faces or ALL}
     return Asking(
         list(range(words.count)),
-        partial(compile_face, seed=words.seed),
-        face_of,
-        lambda number: judged_face(words.seed, number, device, launches),
+        partial(compile_face, seed=words.seed, faces=faces),
+        lambda number: face_of(number, faces),
+        lambda number: judged_face(words.seed, number, device, launches, faces),
     )
 
 
@@ -150,7 +155,9 @@ def run_calls(words: argparse.Namespace) -> int:
         platform = CountingPlatform()
     device = "cuda" if platform else "cpu"
     asking = (
-        of_faces(words, device, lambda: platform.count if platform else 0) if words.faces else of_calls(words, device)
+        of_faces(words, device, lambda: platform.count if platform else 0)
+        if words.faces is not None
+        else of_calls(words, device)
     )
     items = [one for one in asking.items if number_of(one) not in done and words.only in (None, number_of(one))]
     ready = (one for one in items)

@@ -23,6 +23,7 @@ from evoattn.ops.runtime import Runtime, current
 from evoattn.portfolio.pick import next_picks
 from tests.fuzz.asked import Draw
 from tests.fuzz.calls import Call
+from tests.fuzz.faces import Face
 from tests.fuzz.judged_faces import ALL, face_of
 from tests.fuzz.made import Maker, called
 
@@ -65,7 +66,13 @@ def built(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: 
 
 
 def compile_face(
-    gpu: GpuSpec, folder: Path, estimated: bool, seed: int, number: int, build: Callable[..., Cubin] = built
+    gpu: GpuSpec,
+    folder: Path,
+    estimated: bool,
+    number: int,
+    seed: int,
+    build: Callable[..., Cubin] = built,
+    faces: dict[str, Face] = ALL,
 ) -> int:
     """As `compile_one`, of a question to another face; its launches compute nothing, so that what comes behind them is
     compiled, too."""
@@ -74,7 +81,7 @@ def compile_face(
     with current.use(runtime), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         with contextlib.suppress(Exception):  # as above
-            asked = ALL[face_of(number)](Draw.of(seed, number, "cpu"))
+            asked = faces[face_of(number, faces)](Draw.of(seed, number, "cpu"))
             for _ in range(2):  # the second for kernels that are made ready beside calls
                 asked.ask()
                 evoattn.settle()

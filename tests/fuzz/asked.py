@@ -14,12 +14,14 @@ HEAD_DIMS = (16, 32, 40, 64, 64, 72, 80, 96, 128, 128, 128, 192, 256)
 LENGTHS = (1, 2, 7, 16, 31, 64, 65, 113, 128, 129, 203, 256, 257, 400)
 PLACES = ("bhsd", "bhsd", "bshd", "bshd", "bshd", "wide", "wide", "every other", "odd start", "columns")
 LARGE = 8.0
+LEAST = 2e-6
+"""Of the largest answer: what a gradient may be off that is 0 as the difference of equal numbers."""
 
 
 @dataclass(frozen=True)
 class Asked:
     """A question: `ask` evoattn; `right` has the answers in the same order by the formula, in a dtype. `inputs` no call
-    may change. `factor` and `part` are those of `why_far`."""
+    may change. `factor` and `part` are those of `why_far`, `least` its own as a part of the largest answer."""
 
     words: str
     ask: Callable[[], list[Tensor]]
@@ -27,6 +29,7 @@ class Asked:
     inputs: list[Tensor]
     factor: float = 2
     part: float = 0.0
+    least: float = LEAST
     exactly: bool = False
     """Whether answers are to have the very numbers of the formula, NaN where those are."""
     same_bits: bool = True

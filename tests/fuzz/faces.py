@@ -1,5 +1,5 @@
-"""The faces of evoattn beside plain calls, each drawn over its arguments: gradients, expressions, FlexAttention's
-language, 8 bits, FlashAttention's functions, the same bits in every batch."""
+"""The faces of evoattn beside plain calls, each drawn over its arguments: expressions, FlexAttention's language, 8
+bits."""
 
 import math
 from collections.abc import Callable
@@ -10,158 +10,14 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 import evoattn
-from tests.fuzz.asked import HEAD_DIMS, Asked, Draw
-from tests.fuzz.formula import Change, Formula, comparable, hides
+from tests.fuzz.asked import Asked, Draw
+from tests.fuzz.formula import Formula, comparable
+from tests.fuzz.training import FP32_GRADIENTS, gradients, packed_gradients
+from tests.fuzz.variants import band, formula_of, offset_of
 
 Face = Callable[[Draw], Asked]
 OURS: Any = evoattn
 """Words are drawn, of which no checker of types can say whether they fit."""
-FP32_GRADIENTS = 3e-5
-
-
-def _band(offset: int, causal: bool, window: tuple[int, int] | None) -> Change:
-    """What hides keys outside of a causal mask and a window."""
-    past, ahead = window or (-1, -1)
-    ahead = 0 if causal else ahead
-
-    def hidden(i: Tensor, j: Tensor) -> Tensor:
-        middle = i + offset
-        none = torch.zeros_like(i + j, dtype=torch.bool)
-        return none | ((j > middle + ahead) if ahead >= 0 else none) | ((j < middle - past) if past >= 0 else none)
-
-    return hides(hidden)
-
-
-def _variants(draw: Draw, q: Tensor, k: Tensor, wanted: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Words of `OURS.attention`, and those of them that may want gradients."""
-    (batch, heads, rows, _), keys = q.shape, k.shape[2]
-    causal = draw.pick("causal", None, None, "upper_left", "lower_right")
-    words: dict[str, Any] = {"causal": causal, "enable_gqa": True}
-    terms: dict[str, Tensor] = {}
-    if draw.chance("scaled", 0.3):
-        words["scale"] = draw.pick("scale", 0.05, 0.2)
-    if not wanted:
-        return words, terms
-    if draw.chance("windowed", 0.25):
-        words["window"] = draw.pick("window", (17, 0), (64, 3), (-1, 5), (0, 0), (200, -1))
-    if draw.chance("capped", 0.15):
-        words["softcap"] = draw.pick("softcap", 5.0, 30.0)
-    if draw.chance("sinks", 0.2):
-        terms["sinks"] = draw.numbers(heads)
-    kind = draw.pick("term", "", "", "", "bias", "alibi")
-    if kind == "alibi":
-        words["alibi_slopes"] = torch.linspace(0.02, 0.4, heads, device=draw.device)
-    if kind == "bias":
-        sizes = (batch, heads, rows, keys)
-        terms["bias"] = draw.numbers(*(n if draw.rng.random() < 0.6 or at == 3 else 1 for at, n in enumerate(sizes)))
-    return words | terms, terms
-
-
-def _formula(words: dict[str, Any], offset: int, dtype: torch.dtype) -> Formula:
-    """Of words of `OURS.attention`, whose terms are in `dtype`."""
-    made = Formula(words.get("scale"), sinks=words.get("sinks"))
-    if cap := words.get("softcap"):
-        made.change.append(lambda s, b, h, i, j: cap * torch.tanh(s / cap))
-    if (slopes := words.get("alibi_slopes")) is not None:
-        made.change.append(lambda s, b, h, i, j: s - slopes.to(dtype)[h] * (i + offset - j).abs())
-    if (bias := words.get("bias")) is not None:
-        made.change.append(lambda s, b, h, i, j: s + bias)
-    if words.get("causal") or words.get("window"):
-        made.change.append(_band(offset, bool(words.get("causal")), words.get("window")))
-    return made
-
-
-def _offset(words: dict[str, Any], q: Tensor, k: Tensor) -> int:
-    return 0 if words.get("causal") == "upper_left" else k.shape[2] - q.shape[2]
-
-
-def gradients(draw: Draw) -> Asked:
-    """Of `OURS.attention`, with the log-sum-exp's."""
-    q, k, v = draw.qkv()
-    words, terms = _variants(draw, q, k)
-    lse = draw.chance("lse", 0.4)
-    promise = draw.pick("promise", "", "", "deterministic", "batch_invariant")
-    grads = [draw.numbers(*q.shape[:-1], v.shape[-1]), draw.numbers(*q.shape[:-1], dtype=torch.float32)][: 1 + lse]
-    if draw.chance("a gradient of other strides", 0.2):
-        grads[0] = grads[0].mT.contiguous().mT
-    inputs, offset = [q, k, v, *terms.values()], _offset(words, q, k)
-
-    def derived(attend: Any, dtype: torch.dtype) -> list[Tensor]:
-        own = [one.detach().to(dtype).requires_grad_() for one in inputs]
-        with torch.enable_grad():
-            outputs = attend(*own[:3], words | dict(zip(terms, own[3:], strict=True)))
-            outputs = list(outputs)[: 1 + lse]
-            if lse:  # nothing has a gradient where nothing is seen
-                outputs[1] = outputs[1].masked_fill(torch.isinf(outputs[1]), 0)
-            made = torch.autograd.grad(outputs, own, [g.to(o.dtype) for g, o in zip(grads, outputs)], allow_unused=True)
-        return [outputs[0].detach(), *(torch.zeros_like(a) if g is None else g for g, a in zip(made, own))]
-
-    def ours(q: Tensor, k: Tensor, v: Tensor, words: Any) -> Any:
-        said = {promise: True} if promise else {}
-        answer = OURS.attention(q, k, v, return_lse=lse, **words, **said)
-        return answer if lse else (answer,)
-
-    def right(dtype: torch.dtype) -> list[Tensor]:
-        return derived(lambda q, k, v, words: _formula(words, offset, dtype).of(q, k, v), dtype)
-
-    part = FP32_GRADIENTS if draw.dtype == torch.float32 else 0.0
-    factor = 3 if words.get("softcap") else 2
-    return Asked(
-        draw.describe(),
-        lambda: derived(ours, draw.dtype),
-        right,
-        [*inputs, *grads],
-        factor=factor,
-        part=part,
-        same_bits=bool(promise),
-        graphs=False,
-    )
-
-
-def packed_gradients(draw: Draw) -> Asked:
-    """Of `OURS.attention_varlen`: some sequences have no queries, or no keys."""
-    kv_heads, dim = draw.pick("kv_heads", 1, 2, 4), draw.pick("dim", *HEAD_DIMS)
-    heads, count = kv_heads * draw.pick("group", 1, 2, 4), draw.pick("sequences", 1, 2, 5, 9)
-    most = draw.pick("most", 5, 64, 130, 300)
-    causal, window = draw.pick("causal", None, True), draw.pick("window", None, None, (20, 0), (5, 9))
-    rows = draw.ints(0, most, count).tolist()
-    keys = rows if draw.chance("same", 0.5) else draw.ints(0, most, count).tolist()
-    rows[-1], keys[-1] = max(1, rows[-1]), max(1, keys[-1])
-    ends = [[sum(some[:n]) for n in range(count + 1)] for some in (rows, keys)]
-    starts = [torch.tensor(one, dtype=torch.int32, device=draw.device) for one in ends]
-    q, k, v = (draw.numbers(sum(n), h, dim) for n, h in ((rows, heads), (keys, kv_heads), (keys, kv_heads)))
-    grad = draw.numbers(*q.shape)
-    promise = draw.pick("promise", "", "deterministic", "batch_invariant")
-
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        said = {promise: True} if promise else {}
-        words = dict(causal=causal, window=window, **said)
-        return OURS.attention_varlen(q, k, v, *starts, max(rows), max(keys), **words)
-
-    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = []
-        for n in range(count):
-            own = [one[a[n] : a[n + 1]].transpose(0, 1)[None] for one, a in zip((q, k, v), (ends[0], ends[1], ends[1]))]
-            words = dict(causal=causal, window=window)
-            out = _formula(words, keys[n] - rows[n], q.dtype).of(*own)[0] if keys[n] else own[0] * 0
-            parts.append(out[0].transpose(0, 1))
-        return torch.cat(parts)
-
-    def derived(attend: Any, dtype: torch.dtype) -> list[Tensor]:
-        own = [one.detach().to(dtype).requires_grad_() for one in (q, k, v)]
-        with torch.enable_grad():
-            out = attend(*own)
-            return [out.detach(), *torch.autograd.grad(out, own, grad.to(dtype))]
-
-    return Asked(
-        draw.describe(),
-        lambda: derived(ours, draw.dtype),
-        lambda dtype: derived(formula, dtype),
-        [q, k, v, grad],
-        part=FP32_GRADIENTS if draw.dtype == torch.float32 else 0.0,
-        same_bits=bool(promise),
-        graphs=False,
-    )
 
 
 def _scores(draw: Draw, q: Tensor, k: Tensor) -> tuple[str, dict[str, Tensor]]:
@@ -236,7 +92,7 @@ def expressions(draw: Draw) -> Asked:
     words: dict[str, Any] = {"causal": draw.pick("causal", None, "lower_right", "upper_left"), "enable_gqa": True}
     if draw.chance("capped", 0.2):
         words["softcap"] = 10.0
-    score, offset = evoattn.Score(text, **tables), _offset(words, q, k)
+    score, offset = evoattn.Score(text, **tables), offset_of(words, q, k)
     derive = draw.chance("gradients", 0.3)
     grad = draw.numbers(*q.shape[:-1], v.shape[-1])
 
@@ -247,10 +103,10 @@ def expressions(draw: Draw) -> Asked:
             return [out.detach(), *(torch.autograd.grad(out, own, grad.to(dtype)) if derive else ())]
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        made = _formula(words | {"causal": None}, offset, q.dtype)
+        made = formula_of(words | {"causal": None}, offset, q.dtype)
         made.change.append(lambda s, b, h, i, j: _evaluated(text, tables, s, b, h, i, j))
         if words["causal"]:
-            made.change.append(_band(offset, True, None))
+            made.change.append(band(offset, True, None))
         return made.of(q, k, v)[0]
 
     return Asked(
@@ -361,7 +217,7 @@ def eight_bit_cache(draw: Draw) -> Asked:
         return one.double().mul(shaped.double()).to(dtype)
 
     def right(dtype: torch.dtype) -> list[Tensor]:
-        made = _formula(words, keys - rows, dtype)
+        made = formula_of(words, keys - rows, dtype)
         return [made.of(q.to(dtype), scaled(k8, k_scale, dtype), scaled(v8, v_scale, dtype))[0]]
 
     def ask() -> list[Tensor]:
@@ -397,7 +253,7 @@ def eight_bit_cache(draw: Draw) -> Asked:
             whole = torch.zeros_like(q, dtype=dtype)
             for b, n in enumerate(used.tolist()):
                 if n:
-                    made = _formula(words, n - rows, dtype)
+                    made = formula_of(words, n - rows, dtype)
                     one = slice(b, b + 1)
                     keys_of, values_of = scaled(k8, k_scale, dtype)[one, :, :n], scaled(v8, v_scale, dtype)[one, :, :n]
                     whole[one] = made.of(q[one].to(dtype), keys_of, values_of)[0]
@@ -422,7 +278,7 @@ def eight_bits(draw: Draw) -> Asked:
         return (one / scale).to(torch.float8_e4m3fn).to(torch.float64) * scale
 
     def right(dtype: torch.dtype) -> list[Tensor]:
-        made = _formula(words, _offset(words, q, k), torch.float64)
+        made = formula_of(words, offset_of(words, q, k), torch.float64)
         if dtype == torch.float64:
             return [made.of(q.double(), k.double(), v.double())[0]]
         low = made.of(rounded(q.double()), rounded(k.double()), rounded(v.double()))[0]

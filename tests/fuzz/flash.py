@@ -11,8 +11,9 @@ from torch import Tensor
 import evoattn
 from evoattn import flash_attn
 from tests.fuzz.asked import HEAD_DIMS, Asked, Draw, bits
-from tests.fuzz.faces import FP32_GRADIENTS, Face
+from tests.fuzz.faces import Face
 from tests.fuzz.formula import Formula, comparable, hides
+from tests.fuzz.training import FP32_GRADIENTS
 
 OURS: Any = evoattn
 FLASH: Any = flash_attn

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
+FEW = 16
+"""Numbers of which a mean says nothing: the formula may be near by chance."""
 LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
 """How far a log-sum-exp may be off, as the polynomial exponential is."""
 NO_KEY = -300.0
@@ -78,6 +80,8 @@ def why_far(
     size = exact.abs().max().item()
     allowed = max(factor * apart.abs().max().item() + 2 * nudged.abs().max().item(), max(eps, part) * size)
     allowed_rms = max(factor * rms(apart) + 2 * rms(rounded.double() - exact), max(eps / 2, part) * rms(exact))
+    if found.numel() < FEW:
+        allowed_rms = max(allowed_rms, allowed)
     allowed, allowed_rms = max(allowed, least, 1e-30), max(allowed_rms, least, 1e-30)
     worst = max(off.abs().max().item() / allowed, rms(off) / allowed_rms)
     if worst > 1:

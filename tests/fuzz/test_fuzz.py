@@ -1,5 +1,6 @@
 """The script that draws calls of the op and judges them: right answers pass, and each kind of wrong one does not."""
 
+import argparse
 import dataclasses
 import json
 import subprocess
@@ -14,7 +15,7 @@ from evoattn.model.paths import cubin_cache
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import Runtime, current
 from tests.fuzz import __main__ as op_right
-from tests.fuzz.ahead import compile_face, compile_one
+from tests.fuzz.ahead import compile_one
 from tests.fuzz.asked import Asked
 from tests.fuzz.calls import Call, drawn
 from tests.fuzz.judged import _written_beside, judged, why_wrong
@@ -303,5 +304,7 @@ def test_kernels_of_other_faces_are_compiled_ahead(tmp_path):
         names.append(family.name)
         return no_code(family, *asked)
 
-    assert compile_face(GPUS["h100"], tmp_path, True, 5, 1, build) == 1
+    words = argparse.Namespace(count=2, seed=5, faces=[])
+    asking = op_right.of_faces(words, "cpu", int)
+    assert asking.ahead(GPUS["h100"], tmp_path, True, 1, build=build) == 1 and asking.items == [0, 1]
     assert names == ["flash_wgmma", "backward_wgmma"] and face_of(1) == "packed-gradients"

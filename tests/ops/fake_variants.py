@@ -127,7 +127,7 @@ def changed(
         slopes = tensor_at(slopes_at, (heads, 1, 1), (1, 1, 1), torch.float32)
         scores = scores - slopes * (columns - rows - diagonal).abs() * unit
     if "bias" in variants:
-        scores = scores + tensor_at(bias_at, scores.shape, (*arguments[8:11], 1), dtype) * unit
+        scores = scores + tensor_at(bias_at, scores.shape, (*arguments[8:11], 1), dtype).to(scores.dtype) * unit
     if kernel and kernel.get("score"):
         scores = expressed(kernel, scores, arguments)
     if "blocks" in variants:

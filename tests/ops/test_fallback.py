@@ -241,3 +241,15 @@ def test_doubles_are_not_rounded_on_the_way():
 def test_what_has_no_kernel_is_explained(dtype, mask):
     tensor = torch.ones(2, 4, 16, 8).to(dtype)
     assert evoattn.explain(tensor, tensor, tensor, mask).startswith("SDPA runs: ")
+
+
+@pytest.mark.parametrize("sinks", [None, torch.full((2,), -math.inf)], ids=["", "infinite sinks"])
+def test_a_row_that_its_mask_hides_wholly_has_gradients_of_0(sinks):
+    """They were NaN by the formula, and with them those of all keys."""
+    tensors = [torch.randn(1, 2, 5, 8, requires_grad=True) for _ in "qkv"]
+    mask = torch.rand(5, 5) > 0.3
+    mask[1] = False
+    out, lse = attention(*tensors, attn_mask=mask, softcap=9.0, sinks=sinks, return_lse=True)
+    (out.sum() + lse[:, :, mask.any(-1)].sum()).backward()
+    assert torch.isneginf(lse[:, :, 1]).all() and not out[:, :, 1].any() and not tensors[0].grad[:, :, 1].any()
+    assert all(torch.isfinite(one.grad).all() and one.grad.any() for one in tensors)
