@@ -140,14 +140,17 @@ def test_what_a_process_waited_for_a_core_is_not_held_against_its_task():
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="this system does not count what is waited")
 def test_a_process_that_computes_beside_others_waits_for_a_core(worker):
-    first, count = worker.ask(("echo", 0), 200.0).value[1], len(os.sched_getaffinity(0))
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * count)]
+    first, cores = worker.ask(("echo", 0), 200.0).value[1], os.sched_getaffinity(0)
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2)]
     try:
+        for pid in (first, *(process.pid for process in busy)):
+            os.sched_setaffinity(pid, {min(cores)})
         worker.ask(("hang", 0.1), 200.0)
         before = worker.waited()
         worker.ask(("compute", 0.3), 200.0)
         assert worker.pid == first and 0.01 < worker.waited() - before < 60
     finally:
+        os.sched_setaffinity(first, cores)
         for process in busy:
             process.kill()
             process.wait()

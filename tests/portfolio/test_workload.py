@@ -263,7 +263,7 @@ def test_proposals_are_valid_and_draw_the_genes_that_matter():
     group = Group(group_of(CHUNK), [CHUNK, GROUPED], ("flash_wgmma", "split_kv"))
     group.given = [("flash_wgmma", params) for params in SPACE.starting]
     breeder, genes = AimedBreeder(group, H200, 0), Counter()
-    for _ in range(60):
+    for _ in range(30):
         if not (made := breeder.propose()):
             continue
         kernel, target = made
@@ -273,7 +273,7 @@ def test_proposals_are_valid_and_draw_the_genes_that_matter():
             genes["aimed"] += 1
             genes["split"] += kernel.params["KEY_SPLIT"] > 1
             genes["grouped"] += kernel.params["GROUP_ROWS"]
-    assert genes["aimed"] > 15 and genes["split"] > 8 and genes["grouped"] > 4, genes
+    assert genes["aimed"] > 7 and genes["split"] > 4 and genes["grouped"] > 2, genes
     assert len(AIMS) == 4
 
 
