@@ -26,7 +26,7 @@ from tests.export.kernels import HOPPER_GENES, recorded
 
 needs_gxx = pytest.mark.skipif(GXX is None, reason="there is no g++")
 
-CASES, PROBLEMS_A_CONFIG = 210, 10
+CASES, PROBLEMS_A_CONFIG, TRIES = 210, 10, 40
 H100 = gpu.lookup("h100")
 HEAD_DIMS = {"large_head": (512, 1024, 2048), "large_head_mma": (512, 1024), "flash_scalar": (4, 32, 64, 128)}
 SM_COUNTS = (1, 7, 78, 114, 132)
@@ -69,31 +69,35 @@ def is_number(value) -> bool:
 
 def draw_cases(family: str, count: int) -> list[tuple[AttentionProblem, KernelConfig, gpu.GpuSpec]]:
     """(problem, config, GPU) that the family does not refuse; a config meets problems that it was not drawn for."""
-    draw, kind, spaces = random.Random(family), FAMILIES[family], spaces_of(family)
-    dtypes = [dtype for dtype in kind.dtypes if dtype in WIDE_DTYPES]  # exports with a `plan` know no others
-    cases = []
-    for turn in range(20 * count):
-        dtype, head_dim = draw.choice(dtypes), draw.choice(HEAD_DIMS.get(family, (16, 64, 80, 128, 256)))
-        problem = draw_problem(draw, family, dtype, head_dim, draw.choice(MASKS))
-        gpu_of_search = replace(H100, sm_count=draw.choice(SM_COUNTS))
-        if kind.why_unsupported(problem, H100):
-            continue
-
-        def why(name, params, problem=problem, gpu_of_search=gpu_of_search):
-            return kind.why_invalid(problem, KernelConfig(name, params), gpu_of_search)
-
-        pool = ConfigPool({family: spaces[turn % len(spaces)]}, why, random.Random(draw.random()))
-        if (drawn := pool.draw(family)) is None:
-            continue
-        config = KernelConfig(*drawn)
-        for i in range(PROBLEMS_A_CONFIG):
+    draw, kind, cases = random.Random(family), FAMILIES[family], []
+    for space in itertools.islice(itertools.cycle(spaces_of(family)), 20 * count):
+        problem, config = next(filter(None, (draw_config(draw, space) for _ in range(TRIES))), (None, None))
+        for i in range(PROBLEMS_A_CONFIG if config else 0):
             spec = replace(H100, sm_count=draw.choice(SM_COUNTS))
-            other = draw_problem(draw, family, dtype, head_dim, problem.mask) if i else problem
+            other = draw_problem(draw, family, problem.dtype, problem.head_dim, problem.mask) if i else problem
             if kind.why_impossible(other, config, spec) is None:
                 cases.append((other, config, spec))
         if len(cases) >= count:
             return cases
     raise AssertionError(f"{family}: only {len(cases)} cases")
+
+
+def draw_config(draw: random.Random, space: SearchSpace) -> tuple[AttentionProblem, KernelConfig] | None:
+    """A problem and a config that serves it; None where none was found: the problem may have hardly any."""
+    family = FAMILIES[space.family]
+    dtypes = [dtype for dtype in family.dtypes if dtype in WIDE_DTYPES]  # exports with a `plan` know no others
+    head_dim = draw.choice(HEAD_DIMS.get(family.name, (16, 64, 80, 128, 256)))
+    problem = draw_problem(draw, family.name, draw.choice(dtypes), head_dim, draw.choice(MASKS))
+    gpu_of_search = replace(H100, sm_count=draw.choice(SM_COUNTS))
+    if family.why_unsupported(problem, H100):
+        return None
+
+    def why(name, params):
+        return family.why_invalid(problem, KernelConfig(name, params), gpu_of_search)
+
+    pool = ConfigPool({family.name: space}, why, draw)
+    params = pool.claim(family.name, {p.name: draw.choice(p.values) for p in space.parameters})
+    return params and (problem, KernelConfig(family.name, params))
 
 
 def compiled_for(problem: AttentionProblem, config: KernelConfig) -> tuple[object, ...]:
