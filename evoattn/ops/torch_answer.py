@@ -157,6 +157,7 @@ def answer(call: Call) -> Answer:
     errors are raised as they are, `ValueError` and `TypeError` for what does not fit. A query that sees no key has the
     output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
     refuse("it was left to torch", batch_invariant=call.batch_invariant)
+    _require_dense(call)
     if is_eight_bits(call.value):
         call.require()
         call = dequantised(call)
@@ -179,6 +180,18 @@ def answer(call: Call) -> Answer:
         output, lse = _of_sequences(call) if call.packed else by_formula(call)
     output = output if call.out is None else call.out.copy_(output)
     return output if lse is None else (output, lse)
+
+
+def _require_dense(call: Call) -> None:
+    """Raise `ValueError` for nested and sparse tensors beside what SDPA lacks: it alone knows some of them."""
+    if not call.has_variant and not call.return_lse and call.mask != CAUSAL_LOWER_RIGHT:
+        return
+    for name, tensor in zip(("query", "key", "value"), (call.query, call.key, call.value), strict=True):
+        if isinstance(tensor, Tensor) and (tensor.is_nested or tensor.layout is not torch.strided):
+            kind = "nested" if tensor.is_nested else "sparse"
+            raise ValueError(
+                f"{name} is {kind}, which only a call of what SDPA has may be; attention_varlen takes packed sequences."
+            )
 
 
 def _by_sdpa(call: Call) -> Tensor:

@@ -253,3 +253,12 @@ def test_a_row_that_its_mask_hides_wholly_has_gradients_of_0(sinks):
     (out.sum() + lse[:, :, mask.any(-1)].sum()).backward()
     assert torch.isneginf(lse[:, :, 1]).all() and not out[:, :, 1].any() and not tensors[0].grad[:, :, 1].any()
     assert all(torch.isfinite(one.grad).all() and one.grad.any() for one in tensors)
+
+
+@pytest.mark.parametrize("words", [{"causal": True}, {"softcap": 2.0}, {"return_lse": True}], ids=str)
+def test_nested_and_sparse_tensors_beside_what_sdpa_lacks_are_refused(words):
+    plain = torch.randn(2, 4, 9, 64)
+    nested = torch.nested.as_nested_tensor(list(plain), layout=torch.jagged)
+    for kind, tensor in (("nested", nested), ("sparse", plain.to_sparse())):
+        with pytest.raises(ValueError, match=f"^key is {kind}, "):
+            attention(plain, tensor, plain, **words)
