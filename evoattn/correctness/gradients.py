@@ -98,7 +98,7 @@ def exact_gradients(
         raw = chunk.scaled @ chunk.key.T
         scores = chunk.added.apply(raw)
         lse, delta = (chunk.given[name][..., None] for name in ("lse", "delta"))
-        weights = (scores - lse).exp().masked_fill(torch.isneginf(scores), 0)
+        weights = (scores - lse).exp().masked_fill(torch.isneginf(scores), 0).to(dtype)  # log(q - k) is float64
         products = chunk.given["do"] @ chunk.value.T
         _add(made, chunk, weights, weights * (products - delta), raw)
         _add(bounds, chunk, weights, weights * (products.abs() + delta.abs()), raw, magnitudes=True)

@@ -1,5 +1,6 @@
 """A file is written whole or not at all: on a full disk, the one that was there stays."""
 
+import errno
 import os
 import re
 import secrets
@@ -9,6 +10,7 @@ from pathlib import Path
 
 TEMPORARY = ".evoattn-part"
 """How names of files end that are not in place yet."""
+DATABASE = b"SQLite format 3\0"
 _OPEN_FILE = re.compile(r"/dev/(stdin|stdout|stderr|fd/.*)|/proc/.*")
 """Paths of files that a process has open, perhaps in the middle: another file in their place would not be seen."""
 
@@ -37,9 +39,12 @@ def write_file(path: Path, text: str) -> None:
     """Write `text` as UTF-8 for a user, in place of what is there, which keeps its permissions; a link stays a link.
 
     What another file cannot stand for is written in place: a terminal, a pipe or a device, a file of another owner or
-    with several names, and one in a folder that takes no new files. Raises `OSError`, which names `path`."""
+    with several names, and one in a folder that takes no new files. A SQLite database is not written over. Raises
+    `OSError`, which names `path`."""
     try:
         target = Path(os.path.realpath(path))
+        if _is_database(target):
+            raise OSError(errno.EEXIST, "A database is not written over; choose another file")
         try:
             about = path.stat()
         except FileNotFoundError:  # nor is what a link leads to
@@ -50,6 +55,15 @@ def write_file(path: Path, text: str) -> None:
             replace_file(target, text.encode(), about and stat.S_IMODE(about.st_mode))
     except OSError as error:  # a full disk names no file, and the temporary one is of no interest
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _is_database(target: Path) -> bool:
+    """Whether the file has what SQLite's begin with; one that cannot be read is left to be written."""
+    with suppress(OSError):
+        if target.is_file():
+            with target.open("rb") as file:
+                return file.read(len(DATABASE)) == DATABASE
+    return False
 
 
 def _must_stay(path: Path, target: Path, about: os.stat_result | None) -> bool:

@@ -69,6 +69,9 @@ def sdpa(
     tensors = query, key, value
     if attn_mask is not None and all(map(_is_cpu_s, (query, attn_mask), (torch.float64, torch.float32))):
         attn_mask = _doubled(attn_mask)
+    if attn_mask is not None and _is_lost_by_vmap(attn_mask):
+        mask = _as_added(attn_mask, query.dtype)
+        return MATH(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
     if not _is_watched() and all(map(_is_plain, tensors)):
         unfit = 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value)
         if unfit and query.device == key.device == value.device:
@@ -76,11 +79,19 @@ def sdpa(
                 query, key, value = autocast(query.device.type, query, key, value)
                 attn_mask = autocast(query.device.type, attn_mask)[0] if isinstance(attn_mask, Tensor) else attn_mask
             grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
-            return MATH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
+            mask = _as_added(attn_mask, query.dtype)
+            return MATH(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
         if all(tensor.is_cuda for tensor in tensors):
             query, key, value = map(aligned, tensors)
             attn_mask = None if attn_mask is None else readable(attn_mask, key.shape[-2])
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _as_added(mask: Any, dtype: torch.dtype) -> Any:
+    """For `MATH`, which adds a bool mask as 0 and 1: SDPA makes it 0 and -inf before."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
 def _is_cpu_s(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -138,6 +149,15 @@ def _is_watched() -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
+
+
+def _is_lost_by_vmap(mask: Tensor) -> bool:
+    """Whether torch's rule of `vmap` for its CUDA kernels raises (2.11): it joins the batches of query with those of
+    the transform, but not those of a mask that is the same in all."""
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack() is None or not isinstance(mask, Tensor):
+        return False
+    return mask.dim() == 4 and mask.shape[0] > 1 and not functorch.is_batchedtensor(mask)
 
 
 def lower_right_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> Tensor:

@@ -36,6 +36,7 @@ VARIANTS = (
     "H=2 varlen=9+0+23+5/9+4+0+11 lse=1 sink=1 grads=sinks",
     "H=2 varlen=9+23/9+11 mask=causal_lower_right",
     "H=2 score=where(q>=k,s*gate[h]-0.1*s*s,-inf) tables=gate:fp32:2",
+    "H=2 score=s-gate[h]*log(1+abs(q-k)) tables=gate:fp16:2",
     "H=2 bias=hs grads=bias score=3*tanh(s*gate[h]) tables=gate:fp32:2",
     "H=2 blocks=16x16:20+30",
 )

@@ -1,7 +1,9 @@
 """A file that is written anew is the former one or the new one, never a part; what is no file is written to. Paths as
 people read them."""
 
+import contextlib
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -160,3 +162,16 @@ def test_the_database_is_in_the_folder_of_data_unless_said_otherwise(monkeypatch
     assert default_database() == f"{data_folder()}/evoattn.sqlite" and data_folder().name == "evoattn"
     monkeypatch.setenv("EVOATTN_DB", "sqlite:///x.db")
     assert default_database() == "sqlite:///x.db"
+
+
+def test_a_database_is_not_written_over(tmp_path):
+    """`evoattn report --format json -o` of the very database took it with all its studies."""
+    file = tmp_path / "a.sqlite"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("create table studies (name)")
+    before = file.read_bytes()
+    (link := tmp_path / "link").symlink_to(file)
+    for path in (file, link):
+        with pytest.raises(OSError, match="A database is not written over"):
+            write_file(path, "{}")
+    assert file.read_bytes() == before

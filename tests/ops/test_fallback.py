@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 import evoattn
 from evoattn.backends.platform import find_platform
+from evoattn.ops import torch_answer
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
-from tests.ops.fake_device import fake_runtime, tensors
+from tests.ops.fake_device import fake_runtime, near, tensors
 
 
 def fallbacks():
@@ -262,3 +263,23 @@ def test_nested_and_sparse_tensors_beside_what_sdpa_lacks_are_refused(words):
     for kind, tensor in (("nested", nested), ("sparse", plain.to_sparse())):
         with pytest.raises(ValueError, match=f"^key is {kind}, "):
             attention(plain, tensor, plain, **words)
+
+
+def test_a_mask_of_batches_under_vmap_is_the_formulas(monkeypatch):
+    """Torch's CUDA kernels raise where the mask is the same in all calls of the transform, and has batches."""
+    q, k, v = tensors()
+    used = torch.tensor([3, 45], dtype=torch.int32)
+    several = torch.stack((q, 2 * q))
+    expected = attention(several[1], k, v, enable_gqa=True, seqused_k=used)
+    monkeypatch.setattr(torch_answer, "SDPA", None)
+    found = torch.vmap(lambda q: attention(q, k, v, enable_gqa=True, seqused_k=used))(several)
+    assert near(found[1], expected)
+
+
+@pytest.mark.parametrize("columns", [0, 8])
+def test_a_bool_mask_hides_keys_of_tensors_without_columns(columns):
+    """Torch's formula alone adds it as 0 and 1."""
+    q, k, v = torch.randn(1, 1, 2, columns), torch.randn(1, 1, 3, columns), torch.randn(1, 1, 3, 4)
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    expected = torch.softmax((q @ k.mT * max(1, columns) ** -0.5).masked_fill(~mask, -math.inf), -1) @ v
+    assert torch.allclose(torch_answer.sdpa(q, k, v, mask), expected)
