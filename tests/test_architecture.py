@@ -100,8 +100,8 @@ NAMED_BY = {"model", "correctness", "families", "peers", "integrations", "ptx"}
 """Rooms that name tensors: of the operations and their proofs, of kernels, and of other projects; `ptx` names types."""
 CALLS = "beside.py"
 """The calls of operations beside attention, each of which names its own tensors."""
-NO_TENSORS = {("loaded.py", "q"), ("campaign.py", "dv")}
-"""A format of `struct`, and a key of a shape's text."""
+NO_TENSORS = {("campaign.py", "dv")}
+"""A key of a shape's text."""
 
 
 @pytest.mark.slow

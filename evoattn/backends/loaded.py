@@ -16,7 +16,7 @@ from evoattn.families.base import starts_zeroed
 from evoattn.families.block_list import BUFFERS
 from evoattn.families.variants import SEQUENCES
 from evoattn.model import backward, forward
-from evoattn.model.launch import STATIC_SMEM_LIMIT, KernelLaunch, Scalar, TensorMap
+from evoattn.model.launch import STATIC_SMEM_LIMIT, Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import SCALES
 
@@ -31,59 +31,108 @@ BACKWARD_TENSORS = (*backward.GIVEN, *backward.MADE, *(f"d{name}" for name in ba
 SCRATCH, ZEROED = len(TENSORS), len(TENSORS) + 1
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""
 SCRATCH_ALIGNMENT = 256
-SCALARS = {"int32": "i4x", "int64": "q", "float32": "f4x"}
-"""Of `struct`: an argument in a slot."""
+SCALARS = {"int32": struct.Struct("<i"), "int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
 SLOT = 8
 """Bytes of an argument that is no tensor map: the widest is an address or an int64."""
+MAP_SLOTS = tensor_map.BYTES // SLOT
 
 Place = tuple[int, int]
 """Where a buffer lies: its index among the addresses of a call, and bytes behind that address."""
 
 
-_Users = tuple[list[tuple[int, int]], list[tuple[int, int]]]
-"""Of one address: the tensor maps (address in host memory, offset) and the slots (number, offset) that hold it."""
+class Binding:
+    """The arguments of launches that follow one another, in one block of host memory of slots of 8 bytes: tensor maps,
+    addresses, of which launches share those of the same buffer, and numbers.
+
+    `bind` writes addresses there, and the driver copies what a launch reads when it is enqueued: not safe without a
+    lock where threads share the launches."""
+
+    def __init__(self, launches: Sequence[KernelLaunch], places: dict[str, Place], platform: Platform) -> None:
+        """`places` has every buffer that a launch names."""
+        self._platform = platform
+        every = [argument for launch in launches for argument in launch.args]
+        maps = [one for one in every if isinstance(one, TensorMap)]
+        buffers = list(dict.fromkeys(one for one in every if isinstance(one, Buffer)))
+        numbers = [one for one in every if isinstance(one, Scalar)]
+        slots = len(maps) * MAP_SLOTS + len(buffers) + len(numbers)
+        memory = (ctypes.c_uint64 * (slots + tensor_map.ALIGNMENT // SLOT))()
+        skipped = -ctypes.addressof(memory) % tensor_map.ALIGNMENT // SLOT
+        self._begin = ctypes.addressof(memory) + skipped * SLOT
+        self._slots = memoryview(memory).cast("B").cast("Q")[skipped:]
+        self._maps = [(one, i * MAP_SLOTS, places[one.buffer]) for i, one in enumerate(maps)]
+        first = len(maps) * MAP_SLOTS
+        self._words = [(first + i, *places[one.name]) for i, one in enumerate(buffers)]
+        """Slots that hold an address: the slot, the address's index among a call's, bytes behind it."""
+        first += len(buffers)
+        for i, one in enumerate(numbers, first):
+            SCALARS[one.ctype].pack_into(memory, (skipped + i) * SLOT, one.value)
+        self._sequences = [i for i, one in enumerate(numbers, first) if one.name == SEQUENCES]
+        of_kind = {TensorMap: iter(range(0, first, MAP_SLOTS)), Scalar: iter(range(first, slots))}
+        of_buffer = {one: slot for one, (slot, *_) in zip(buffers, self._words, strict=True)}
+        self.arguments = [
+            [
+                self._begin + SLOT * (of_buffer[one] if isinstance(one, Buffer) else next(of_kind[one.__class__]))
+                for one in launch.args
+            ]
+            for launch in launches
+        ]
+        """Where in host memory those of each launch are."""
+        self.addresses = 1 + max((place[0] for *_, place in self._maps), default=-1)
+        self.addresses = max([self.addresses, *(1 + index for _, index, _ in self._words)])
+        """How many of a call's addresses, the first ones, hold all that the launches read and write."""
+        self._sized = [one for one in self._maps if one[0].rows_at is not None]
+        """Maps that say how many rows there are."""
+        self._moved = [(slot, *place) for one, slot, place in self._maps if one.rows_at is None]
+        """The others, as `_words`, until it is known that the first word of one is its address."""
+        self._sizes: tuple[int, int] | None = None
+        self._bound: tuple[int, ...] | None = None
+
+    def bind(self, addresses: tuple[int, ...], sizes: tuple[int, int] | None = None) -> None:
+        """The device addresses of the next launches, in the order that the places count, and how many packed sequences
+        and rows of queries they have: at most as many as these were made for, and so many unless it is said. Raises
+        `LaunchError`."""
+        before, self._bound = self._bound, None
+        slots = self._slots
+        if before is None:
+            self._sizes = None
+            for one, slot, (index, offset) in self._maps:
+                self._platform.encode_map(one, addresses[index] + offset, self._begin + slot * SLOT)
+        for slot, index, offset in self._words:
+            slots[slot] = addresses[index] + offset
+        if before is not None:
+            if self._moved:
+                self._move(before, addresses)
+            for _, slot, (index, offset) in self._sized if sizes == self._sizes else ():
+                if before[index] != addresses[index]:
+                    self._platform.move_map(self._begin + slot * SLOT, addresses[index] + offset)
+        if sizes is not None and sizes != self._sizes:
+            sequences, rows = sizes
+            for slot in self._sequences:
+                slots[slot] = sequences
+            for one, slot, (index, offset) in self._sized:
+                self._platform.encode_map(one.with_rows(rows), addresses[index] + offset, self._begin + slot * SLOT)
+            self._sizes = sizes
+        self._bound = addresses
+
+    def _move(self, before: tuple[int, ...], addresses: tuple[int, ...]) -> None:
+        """Have the driver point tensor maps at other addresses. One in which it changes the first word alone, to the
+        address, is written to like the other slots from then on. Raises `LaunchError`."""
+        for one in [one for one in self._moved if before[one[1]] != addresses[one[1]]]:
+            slot, index, offset = one
+            address, content = addresses[index] + offset, self._slots[slot : slot + MAP_SLOTS].tolist()
+            self._platform.move_map(self._begin + slot * SLOT, address)
+            if self._slots[slot : slot + MAP_SLOTS].tolist() == [address, *content[1:]]:
+                self._words.append(one)
+                self._moved.remove(one)
 
 
 class LaunchArguments:
-    """The arguments of one `KernelLaunch` in one block of host memory, as cuLaunchKernelEx reads them.
+    """One `KernelLaunch` as cuLaunchKernelEx takes it. `binding` has its arguments, and those of others beside it."""
 
-    `bind` writes addresses into it, `set_stream` the stream; the driver copies all of it when the launch is enqueued.
-    Neither is safe without a lock where threads share the launch."""
-
-    def __init__(self, launch: KernelLaunch, function: int, places: dict[str, Place], platform: Platform) -> None:
-        """`places` has every buffer that the launch names."""
-        self.kernel = launch.kernel
-        self._platform = platform
-        maps = len([argument for argument in launch.args if argument.__class__ is TensorMap])
-        slots = len(launch.args) - maps
-        self._memory = ctypes.create_string_buffer(maps * tensor_map.BYTES + slots * SLOT + tensor_map.ALIGNMENT)
-        begin = -(-ctypes.addressof(self._memory) // tensor_map.ALIGNMENT) * tensor_map.ALIGNMENT
-        next_map, first_slot = begin, begin + maps * tensor_map.BYTES
-        self._maps: list[tuple[TensorMap, int, Place]] = []
-        self._slots: list[tuple[int, Place]] = []
-        self._users: dict[int, _Users] = {}
-        self._sequences: int | None = None
-        addresses, kinds = [], ["<"]
-        values: list[int | float] = []
-        for argument in launch.args:
-            if isinstance(argument, TensorMap):
-                self._maps.append((argument, next_map, places[argument.buffer]))
-                addresses.append(next_map)
-                next_map += tensor_map.BYTES
-                continue
-            addresses.append(first_slot + len(values) * SLOT)
-            if argument.__class__ is Scalar:
-                if argument.name == SEQUENCES:
-                    self._sequences = len(values)
-                kinds.append(SCALARS[argument.ctype])
-                values.append(argument.value)
-            else:
-                self._slots.append((len(values), places[argument.name]))
-                kinds.append("Q")
-                values.append(0)
-        struct.pack_into("".join(kinds), self._memory, first_slot - ctypes.addressof(self._memory), *values)
-        self._slot_values = (ctypes.c_uint64 * slots).from_address(first_slot)
-        self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+    def __init__(self, launch: KernelLaunch, function: int, arguments: Sequence[int], binding: Binding) -> None:
+        """`arguments`: where in host memory they are."""
+        self.kernel, self.binding = launch.kernel, binding
+        self._pointers = (ctypes.c_void_p * len(arguments))(*arguments)
         self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)
         self._attribute.value.programmatic_stream_serialization_allowed = 1
         self._config = LaunchConfig(
@@ -92,55 +141,10 @@ class LaunchArguments:
         self.config = ctypes.c_void_p(ctypes.addressof(self._config))
         self.function = ctypes.c_void_p(function)
         self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
-        self._sized = [one for one in self._maps if one[0].rows_at is not None]
-        """Maps that say how many rows there are."""
-        self._sizes: tuple[int, int] | None = None
-        for _, memory, (index, offset) in (one for one in self._maps if one[0].rows_at is None):
-            self._users.setdefault(index, ([], []))[0].append((memory, offset))
-        for slot, (index, offset) in self._slots:
-            self._users.setdefault(index, ([], []))[1].append((slot, offset))
-        self._bound: tuple[int, ...] | None = None
-
-    @property
-    def addresses(self) -> int:
-        """How many of a call's addresses, the first ones, hold all that it reads and writes."""
-        return max(self._users) + 1
 
     def set_stream(self, stream: int) -> None:
         """The CUstream of the next launches."""
         self._config.stream = stream
-
-    def bind(self, addresses: tuple[int, ...], sizes: tuple[int, int] | None = None) -> None:
-        """The device addresses of the next launches, in the order that the places count, and how many packed sequences
-        and rows of queries they have: at most as many as these were made for, and so many unless it is said. Raises
-        `LaunchError`."""
-        before, self._bound = self._bound, None
-        platform, sized = self._platform, self._sized
-        if before is None:
-            self._sizes = None
-            for tensor, memory, (index, offset) in self._maps:
-                platform.encode_map(tensor, addresses[index] + offset, memory)
-            for slot, (index, offset) in self._slots:
-                self._slot_values[slot] = addresses[index] + offset
-        else:
-            for index, (maps, slots) in self._users.items():
-                address = addresses[index]
-                if before[index] != address:
-                    for memory, offset in maps:
-                        platform.move_map(memory, address + offset)
-                    for slot, offset in slots:
-                        self._slot_values[slot] = address + offset
-            for _, memory, (index, offset) in sized if sizes == self._sizes else ():
-                if before[index] != addresses[index]:
-                    platform.move_map(memory, addresses[index] + offset)
-        if sizes is not None and sizes != self._sizes:
-            sequences, rows = sizes
-            if self._sequences is not None:
-                self._slot_values[self._sequences] = sequences
-            for tensor, memory, (index, offset) in sized:
-                platform.encode_map(tensor.with_rows(rows), addresses[index] + offset, memory)
-            self._sizes = sizes
-        self._bound = addresses
 
 
 def own_tables(problem: AttentionProblem) -> tuple[str, ...]:
@@ -209,9 +213,13 @@ class LoadedKernel:
 
     def bound(self, launches: tuple[KernelLaunch, ...], places: dict[str, Place]) -> tuple[LaunchArguments, ...]:
         """The launches, ready to be bound. Raises `LaunchError`."""
+        binding = Binding(launches, places, self._platform)
         with self._platform.guard(self.index):
             self._platform.make_context_current(self.index)
-            return tuple(LaunchArguments(one, self._function(one), places, self._platform) for one in launches)
+            return tuple(
+                LaunchArguments(one, self._function(one), arguments, binding)
+                for one, arguments in zip(launches, binding.arguments, strict=True)
+            )
 
 
 class KernelBackend:
@@ -237,7 +245,7 @@ class KernelBackend:
             addresses = tuple(buffer.data_ptr() + moved for buffer in buffers.values())
             stream = self._platform.stream(self._kernel.index)
             for packed in self._kernel.bound(launches, places):
-                packed.bind(addresses)
+                packed.binding.bind(addresses)
                 packed.set_stream(stream)
                 if status := self._platform.launch(packed.config, packed.function, packed.arguments, None):
                     words = self._platform.describe(status)

@@ -488,7 +488,7 @@ def _run(
     with platform.guard(device.index):
         stream = platform.stream(device.index)
         for launch in kernel.bound(mask_blocks.launches(shape, tables), places):
-            launch.bind(addresses)
+            launch.binding.bind(addresses)
             launch.set_stream(stream)
             if status := platform.launch(launch.config, launch.function, launch.arguments, None):
                 launch_again(platform, device.index, launch, status)

@@ -190,20 +190,20 @@ class Call:
     def autocast(self, kind: str) -> Call:
         """The call as autocast hands it on, on devices of that kind; itself where all dtypes stay, as mostly. Numbers
         of 8 bits stay beside their scales, and slopes too: rounded they would be off by much at far keys."""
+        if not self.terms and torch.get_autocast_dtype(kind) == self.query.dtype == self.key.dtype == self.value.dtype:
+            return self
         query, key, value = autocast(kind, self.query, self.key, self.value)
         if self.value.dtype in KV_DTYPES:
             key, value = self.key if self.key.dtype in KV_DTYPES else key, self.value
-        if self.q_scaled:
-            query = self.query
+        query = self.query if self.q_scaled else query
         named, others = self.terms[:K_SCALE], self.terms[K_SCALE:]
         cast = (
             term if term is None or which == SLOPES else autocast(kind, term)[0] for which, term in enumerate(named)
         )
         terms = (*cast, *others)
         before = self.query, self.key, self.value, *self.terms
-        if all(a is b for a, b in zip((query, key, value, *terms), before, strict=True)):
-            return self
-        return replace(self, query=query, key=key, value=value, terms=terms)
+        same = all(a is b for a, b in zip((query, key, value, *terms), before, strict=True))
+        return self if same else replace(self, query=query, key=key, value=value, terms=terms)
 
     def given_back(self, answer: Answer) -> Answer:
         """The answer in the caller's order of dimensions."""

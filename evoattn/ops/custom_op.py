@@ -57,7 +57,6 @@ from evoattn.ops.gradients import (
     are_deterministic,
     expected,
     grads_of,
-    keep,
     kept,
     names_of,
     places_of,
@@ -258,11 +257,13 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     call = _call(*inputs)
     if reason := why_not_differentiable(call):
         raise RuntimeError(f"torch.ops.evoattn cannot do this: {reason}; call evoattn.attention, which does.")
-    keep(ctx, call, *output, words_of(call))
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(call.query, call.key, call.value, *call.terms, *output)
+    ctx.call, ctx.grads = words_of(call), grads_of(call)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    given = kept(ctx, ctx.saved_tensors, grad, grad_lse)
+    given = kept(ctx.call, ctx.grads, ctx.saved_tensors, grad, grad_lse)
     *found, tables = backward_op(
         given.grad, grad_lse, given.out, given.lse, "+".join(given.grads), *_varied(given.call)
     )

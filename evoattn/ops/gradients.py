@@ -256,32 +256,49 @@ def score_of(call: Call, terms: Sequence[Tensor | None]) -> Score | None:
     return call.score.of_tensors([table for table in tables if table is not None])
 
 
-def keep(ctx: Any, call: Call, out: Tensor, lse: Tensor, words: Call) -> None:
-    """Have a node of autograd keep what its backward pass reads: tensors by `save_for_backward` alone, so that they may
-    be packed away, or computed again, until then. `words`: the call's, see `words_of`."""
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(call.query, call.key, call.value, *call.terms, out, lse)
-    ctx.call, ctx.grads = words, grads_of(call)
-
-
-def kept(ctx: Any, saved: Sequence[Tensor], grad: Tensor | None, grad_lse: Tensor | None) -> Backward:
-    """What `keep` kept, with the gradients that came. `saved`: the node's tensors."""
+def kept(
+    words: Call, grads: tuple[str, ...], saved: Sequence[Tensor], grad: Tensor | None, grad_lse: Tensor | None
+) -> Backward:
+    """The backward pass of a call of these words (see `words_of`), whose tensors a node of autograd kept by
+    `save_for_backward` alone, so that they may be packed away, or computed again, until then: `saved`, the call's own,
+    the answer and the log-sum-exp. `grads`: as of `grads_of`; with the gradients that came."""
     query, key, value, *terms, out, lse = saved
-    score = score_of(ctx.call, terms)
-    call = replace(ctx.call, query=query, key=key, value=value, terms=tuple(terms), out=out, score=score)
-    return Backward(call, lse, torch.zeros_like(out) if grad is None else grad, grad_lse, ctx.grads)
+    score = score_of(words, terms)
+    call = replace(words, query=query, key=key, value=value, terms=tuple(terms), out=out, score=score)
+    return Backward(call, lse, torch.zeros_like(out) if grad is None else grad, grad_lse, grads)
+
+
+Lies = tuple[tuple[int, ...], ...]
+
+
+def lies_of(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor) -> Lies:
+    """How a call's tensors lie. What packs saved tensors away may hand back ones that lie otherwise, as
+    `torch.autograd.graph.save_on_cpu` does of views."""
+    return query.stride(), key.stride(), value.stride(), out.stride(), lse.stride()
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The plans of both passes of a call, its words without its tensors, whether the gradients' bits are the same in
-    every run, and whether the kernel of the backward pass has still to race others."""
+    """The plans of both passes of a call, its words without its tensors, of which terms gradients are wanted, and
+    whether their bits are the same in every run."""
 
     forward: CallPlan
     backward: CallPlan
     words: Call
+    grads: tuple[str, ...]
     deterministic: bool
-    races: bool = False
+    lies: Lies = ()
+    """Of the tensors and the answer whose gradients the planned kernel computes; empty where another may have to: a
+    call has terms, a race is still to come, or the kernel would read a gradient of the log-sum-exp."""
+
+
+def training_of(call: Call, plans: Sequence[CallPlan], races: bool) -> Training:
+    """The plans of both passes of calls like one. `races`: the kernel of the backward pass has still to race others."""
+    lies: Lies = ()
+    if not (races or call.terms or call.return_lse):
+        given = expected(call)
+        lies = lies_of(call.query, call.key, call.value, given.out, given.lse)
+    return Training(plans[0], plans[1], words_of(call), grads_of(call), are_deterministic(call), lies)
 
 
 class Computes(Protocol):
@@ -296,28 +313,27 @@ class Computes(Protocol):
 
 def attend_trained(runtime: Computes, call: Call, plans: Training) -> Answer:
     """The answer to a call, and with `return_lse` the log-sum-exp, both differentiable."""
-    tensors = call.query, call.key, call.value, *call.terms
-    out, lse = _Attention.apply(runtime, call, plans, *tensors)  # type: ignore[no-untyped-call]
-    return (out, lse) if call.return_lse else out
+    return _recorded(runtime, call, plans, call.query, call.key, call.value, *call.terms)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, runtime: Computes, call: Call, plans: Training, *tensors: Tensor | None) -> Any:
         out, lse = runtime.trained(call, plans.forward)
-        keep(ctx, call, out, lse, plans.words)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, lse)
         ctx.runtime, ctx.plans = runtime, plans
-        return out, lse
+        return (out, lse) if call.return_lse else out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> Any:
-        runtime, saved = ctx.runtime, ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> Any:
+        runtime, plans, saved = ctx.runtime, ctx.plans, ctx.saved_tensors
         recorded = torch.is_grad_enabled()  # then somebody may differentiate what is made here
-        if grad is not None and grad_lse is None and not recorded:
-            made = _as_planned(runtime, ctx.plans, saved, grad)
+        if plans.lies and grad is not None and not recorded:
+            made = _as_planned(runtime, plans, saved, grad)
             if made is not None:
                 return (None, None, None, *made)
-        given = kept(ctx, saved, grad, grad_lse)
+        given = kept(plans.words, plans.grads, saved, grad, grad_lse)
         call = given.call
         if recorded:
             tensors = call.query, call.key, call.value, given.grad, grad_lse
@@ -332,25 +348,29 @@ class _Attention(torch.autograd.Function):
         return (None, None, None, *found[:3], *of_terms)
 
 
+_recorded: Callable[..., Answer] = super(torch.autograd.Function, _Attention).apply
+"""`_Attention.apply` without what it does for `torch.func`, whose transforms this never meets."""
+
+
 def _as_planned(
     runtime: Computes, plans: Training, saved: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of query, key and value by the kernel that was planned with the forward pass, where the gradient
-    of the answer lies as the answer does; None for all else, whose plan has to be found first, by a race if need be.
-    A kernel that was planned for the log-sum-exp's gradient too reads one, and here is none."""
-    if len(saved) != 5 or are_deterministic(plans.words) != plans.deterministic or plans.backward.kernel.failure:
+    """The gradients of query, key and value by the kernel that was planned with the forward pass, where all tensors
+    lie as they did then and the gradient as the answer; None for all else, whose plan has to be found first, by a race
+    if need be."""
+    if plans.backward.kernel.failure or are_deterministic(plans.words) != plans.deterministic:
         return None
-    if plans.words.return_lse or plans.races:
+    query, key, value, out, lse = saved
+    if type(grad) is not Tensor or not is_ordinary(query, key, value):
         return None
-    query, key, value, out, _ = saved
-    if type(grad) is not Tensor or not is_ordinary(query, key, value) or grad.stride() != out.stride():
+    if lies_of(query, key, value, out, lse) != plans.lies or grad.stride() != plans.lies[3]:
         return None
     try:
         if grad.data_ptr() % ALIGNMENT or grad.is_neg():
             return None
     except RuntimeError:  # a batch of gradients has no memory
         return None
-    made = empty_grads(query, key, value)
+    made = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     done = runtime.differentiates(plans.backward, plans.words, saved, (grad, None, *made, None, None))
     return made if done else None
 

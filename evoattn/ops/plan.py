@@ -158,7 +158,7 @@ class CallPlan(Plan):
         self.unlike_query = problem.value_dim > 0 or problem.answer != problem.element
         self.shared_kv = problem.shared_kv
         self._given = given
-        self._has_more = max(launch.addresses for launch in launches) > FIRST
+        self._has_more = launches[0].binding.addresses > FIRST
         self._bound: tuple[int, ...] = ()
         self._stream = -1
         self._sizes: tuple[int, int] | None = (0, 0) if problem.varlen and problem.page else None
@@ -185,7 +185,8 @@ class CallPlan(Plan):
             return APART
         if self._has_more:
             scratch = zeros = None
-            _made, places = self._read(call.terms)  # named until launches are enqueued: nobody else gets its memory
+            # What is made is named until launches are enqueued: nobody else gets its memory.
+            _made, places = self._read(call.terms) if self._given else ((), ())
             if self._scratch_bytes or self._zeroed_bytes:
                 try:
                     scratch, zeros = self._memory(fourth.device, stream, call.compiled)
@@ -219,8 +220,7 @@ class CallPlan(Plan):
         self._bound = ()
         if self._sizes is not None:
             self._sizes = call.sizes
-        for launch in self.launches:
-            launch.bind(addresses, self._sizes)
+        self.launches[0].binding.bind(addresses, self._sizes)
         self._bound = addresses
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Sequence[int]]:
@@ -301,8 +301,8 @@ class OperationPlan(Plan):
         first = places[:SCRATCH]
         addresses = (*first, *[0] * (SCRATCH - len(first)), *memory, *places[SCRATCH:])
         with self._lock:  # that of another thread neither comes in between nor changes what is bound
+            self.launches[0].binding.bind(addresses)
             for launch in self.launches:
-                launch.bind(addresses)
                 launch.set_stream(stream)
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
                     launch_again(self._platform, self.index, launch, status)

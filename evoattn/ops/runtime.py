@@ -186,7 +186,7 @@ class Runtime:
             out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
         lse = None
         if plan.lse_shape is not None:
-            lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
+            lse = query.new_empty(plan.lse_shape, dtype=torch.float32)
         reason = self._launched(plan, call, (query, call.key, value, out), lse)
         if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
             lse = lse[..., : query.shape[2]]
@@ -257,12 +257,14 @@ class Runtime:
     def _trains(self, call: Call, known: Known) -> Training | Refusal:
         """The plans of both passes of a call that wants gradients, if kernels serve both, else why torch computes
         both."""
-        if reason := gradients.why_not_differentiable(call):
+        if call.terms and (reason := gradients.why_not_differentiable(call)):  # else `known` says it
             return Refusal(reason)
-        key = (GRADIENTS, *known, gradients.grads_of(call), gradients.are_deterministic(call))
+        key = GRADIENTS, known, gradients.grads_of(call), gradients.are_deterministic(call)
         trainings = self._trainings
         if (kept := trainings.get(key)) is not None:
             return kept
+        if reason := gradients.why_not_differentiable(call):
+            return Refusal(reason)
         with self._lock:
             call.require()
             if call.folds and not self._is_folded(call, key):
@@ -286,11 +288,10 @@ class Runtime:
             if isinstance(plan, Refusal):
                 return plan if plan.reason is COLD else Refusal(f"{GRADIENTS}, and {plan.reason}")
             plans.append(plan)
-        forward, backward = plans
         raceable = self.choice(replace(call, return_lse=True), contends=True)
         if isinstance(raceable, Choice) and raceable.rivals and self._race is not None and self.platform is not None:
             self._race.leave(raceable, self.platform.identity(call.query.get_device()))  # else these bits would change
-        return Training(forward, backward, gradients.words_of(call), gradients.are_deterministic(call), races)
+        return gradients.training_of(call, plans, races)
 
     def planned(self, known: Known, index: int, problem: Callable[[], StridedProblem | str]) -> OperationPlan | None:
         """The plan of an operation beside attention, which PyTorch has no kernel for: of all tensors that `known` does

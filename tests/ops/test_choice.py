@@ -164,7 +164,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind, tmp_path):
         places |= tensor_places(problem)
         cubin = build(choice.family, problem, choice.config, choice.gpu, tmp_path)
         for packed in LoadedKernel(cubin.code, device, -1).bound(scaled, places):
-            packed.bind(ADDRESSES)
+            packed.binding.bind(ADDRESSES)
     assert SERVED_BY.get(kind, {"flash_wgmma", "split_kv"}) <= families
 
 

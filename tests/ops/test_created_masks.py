@@ -217,6 +217,7 @@ class OnInterpreter:
         for table, size in zip(tables[::2], tables[1::2], strict=True):
             kinds[table.name] = torch.int32 if size.value == 1 else IDS.dtype, (size.value,)
         self.launches, self.places, self.kinds = launches, places, kinds
+        self.binding = self
         return [self]
 
     def bind(self, addresses):

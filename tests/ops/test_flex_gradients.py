@@ -157,7 +157,7 @@ def test_autograd_leads_to_captured_tensors(dtype):
         call = made[0]()
         words = words or words_of(call)
         assert grads_of(call) == ("own_t0", "own_t1") and not words.score.tensors
-        attend_trained(ByFormula(), call, Training(None, None, words, False)).square().sum().backward()
+        attend_trained(ByFormula(), call, Training(None, None, words, grads_of(call), False)).square().sum().backward()
         expected = torch.autograd.grad(by_torch(call, score_mod, None)[0].square().sum(), (table, gates))
         for one, exact in zip((table.grad, gates.grad), expected, strict=True):
             torch.testing.assert_close(one, exact, atol=1e-2 if dtype is torch.float16 else 1e-5, rtol=1e-2)

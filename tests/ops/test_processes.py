@@ -389,7 +389,7 @@ class SlowLaunch:
     kernel, addresses = "slow", 6
 
     def __init__(self, name):
-        self.function = name
+        self.function, self.binding = name, self
 
     def bind(self, addresses, sizes=None):
         pass
