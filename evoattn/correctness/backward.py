@@ -12,6 +12,7 @@ from evoattn.correctness.cases import begin_apart, beside_tiles, fitted, listed,
 from evoattn.correctness.gradients import attend, exact_gradients, gradients_of_torch
 from evoattn.correctness.interpreter_cases import SmallCase, can_be_far
 from evoattn.correctness.reference import FP32_RELATIVE, FP32_ROUNDING, Answer, Exact, largest_score, rms
+from evoattn.correctness.sequences import rows_of_nobody
 from evoattn.correctness.terms import torch_dtype
 from evoattn.families.residency import WARP
 from evoattn.model.block_list import parse_blocks
@@ -131,7 +132,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if problem.blocks:
         made = [replace(case, problem=_listed(case.problem, block_m, block_n, turn)) for turn, case in enumerate(cases)]
         return [*made, SmallCase("over 32 blocks of queries", _many_blocks(one, block_m, block_n))]
-    return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
+    return [case.packed(0, 2 * m, 2 * n) for case in cases] if problem.varlen else cases
 
 
 def _beside(problem: AttentionProblem, m: int, n: int) -> list[AttentionProblem]:
@@ -173,6 +174,8 @@ LARGE = 100.0
 SOFTCAP_FACTOR, SOFTCAP_ABSOLUTE = 3.0, 3e-4
 DIMS = {"dk": ("batch", "head", "key", "dim"), "dbias": ("batch", "head", "query", "key"), "dsinks": ("head",)}
 DIMS["dv"] = DIMS["dk"]
+OF_ROWS = {"dq": "cu_seqlens_q", "dk": "cu_seqlens_k", "dv": "cu_seqlens_k"}
+"""Gradients of packed rows, and what says where they begin."""
 OF_TABLES = ("first index", "second", "third", "fourth")
 
 
@@ -180,7 +183,7 @@ def make_inputs(
     problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain", tile: int = 64
 ) -> dict[str, torch.Tensor]:
     """q, k, v and the terms as the forward pass has them (`inputs.make_inputs`); `o` and `lse` are its exact answer,
-    rounded; `do` and `dlse` are normal.
+    rounded; `do` and `dlse` are normal. All four are NaN in rows that are nobody's.
 
     Of kinds beside its own, `low_scores` gives all pairs one score so low that the exponential of a hidden key's 0
     overflows; `large_gradients` makes every other row of dO large and the others 0; `parts_of_keys` says that O and the
@@ -211,6 +214,9 @@ def make_inputs(
     tensors["lse"] = lse.float()
     if problem.lse:
         tensors["dlse"] = torch.randn(lse.shape, generator=generator, device=device)
+    for name in ("o", "do", "lse", "dlse"):
+        if name in tensors:
+            tensors[name][:, :, : rows_of_nobody(tensors, "cu_seqlens_q")] = math.nan
     return {spec.name: tensors[spec.name] for spec in problem.inputs}
 
 
@@ -255,6 +261,9 @@ def make_answer(
         mean = factor * rms(difference) + 2 * rms(rounding) + absolute
         largest, mean = max(largest, unit * values.abs().max().item()), max(mean, unit / 2 * rms(values))
         answer[name] = Exact(values, largest + bound.max().item() + step / 2, mean + rms(bound) + step / 2)
+        if front := rows_of_nobody(tensors, OF_ROWS.get(name, "")):
+            values[:, :, :front] = math.nan
+            answer[name] = replace(answer[name], partial=True)
         if name in DIMS or name.startswith("down_"):
             answer[name] = replace(answer[name], dims=DIMS.get(name, OF_TABLES))
     return answer

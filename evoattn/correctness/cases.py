@@ -149,14 +149,16 @@ def appended_cases(problem: AttentionProblem, rows: int, tile: int) -> list[tupl
     ]
 
 
-def sequenced(problem: AttentionProblem, page: int = 0) -> AttentionProblem:
+def sequenced(problem: AttentionProblem, page: int = 0, front: tuple[int, int] = (0, 0)) -> AttentionProblem:
     """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
 
-    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest."""
+    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest. The
+    first has more than `front` queries and keys: of inputs at their extremes all but its last ones are nobody's."""
     rows, keys = problem.seqlen_q, problem.seqlen_k
-    queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
-    lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
-    return problem.with_(batch=len(queries), varlen="/".join(lengths), page=page)
+    queries = (max(rows // 2, front[0]) + 1, rows, 0, 1, rows // 3 + 1)
+    held = (max(keys // 3, front[1]) + 1, keys, min(5, keys), keys // 2 + 1, 0)
+    lengths = "/".join("+".join(map(str, of)) for of in (queries, held))
+    return problem.with_(batch=len(queries), seqlen_q=max(queries), seqlen_k=max(held), varlen=lengths, page=page)
 
 
 def with_small_tables(problem: AttentionProblem) -> AttentionProblem:

@@ -102,7 +102,7 @@ def exact_gradients(
         products = chunk.given["do"] @ chunk.value.T
         _add(made, chunk, weights, weights * (products - delta), raw)
         _add(bounds, chunk, weights, weights * (products.abs() + delta.abs()), raw, magnitudes=True)
-    of_sinks = _of_sinks(problem, tensors.get("sinks"), given, dtype)
+    of_sinks = _of_sinks(problem, tensors, given, dtype)
     return Gradients(_finished(problem, made, of_sinks), _finished(problem, bounds, of_sinks.abs()))
 
 
@@ -130,7 +130,7 @@ def gradients_of_torch(problem: AttentionProblem, tensors: Mapping[str, torch.Te
             weights = (weights * share[..., None]).to(scores.dtype)
         shifts = (weights.float() * (products - delta[..., None])).to(scores.dtype)
         _add(made, chunk, weights.to(dtype), shifts, raw)
-    return Gradients(_finished(problem, made, _of_sinks(problem, tensors.get("sinks"), given, dtype)))
+    return Gradients(_finished(problem, made, _of_sinks(problem, tensors, given, dtype)))
 
 
 def _given(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
@@ -156,15 +156,19 @@ def _finished(problem: AttentionProblem, made: Tensors, of_sinks: torch.Tensor) 
     return made
 
 
-def _of_sinks(problem: AttentionProblem, sinks: torch.Tensor | None, given: Tensors, low: torch.dtype) -> torch.Tensor:
+def _of_sinks(
+    problem: AttentionProblem, tensors: Mapping[str, torch.Tensor], given: Tensors, low: torch.dtype
+) -> torch.Tensor:
     """What each row adds to the gradient of its head's sink, `[batch, heads, rows]`: the sink's weight, in `low`, by
-    what is subtracted from a dP of 0."""
-    lse = given["lse"]
+    what is subtracted from a dP of 0; nothing of rows that are nobody's."""
+    lse, sinks = given["lse"], tensors.get("sinks")
     if sinks is None:
         return torch.zeros_like(lse)
     column = sinks.to(lse.dtype)[None, :, None]
     share = (column - lse).exp().masked_fill(torch.isneginf(column) | torch.isneginf(lse), 0)
-    return -share.to(low).to(lse.dtype) * given["delta"]
+    of_rows = -share.to(low).to(lse.dtype) * given["delta"]
+    of_rows[:, :, : sequences.rows_of_nobody(tensors, "cu_seqlens_q")] = 0
+    return of_rows
 
 
 def _chunks(
@@ -176,7 +180,7 @@ def _chunks(
 ) -> Iterator[Chunk]:
     """All chunks that have keys, of no more than `scores_at_once` scores or one row."""
     q, k, v = terms.qkv(problem, dict(tensors))
-    for one in with_pairs(problem):
+    for one in with_pairs(problem, tensors):
         alone, others = (one.alone(problem), one.inputs(tensors)) if problem.varlen else (problem, tensors)
         for b in range(alone.batch):
             own, (keys, values) = sequences.sequence(alone, b, others, k[:, :, one.keys], v[:, :, one.keys])

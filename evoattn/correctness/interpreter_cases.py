@@ -122,6 +122,8 @@ MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
 `case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
 
+MOST_BLOCKS = 128
+"""Of a case of splits that lengths cut, where as many queries as keys are needed."""
 FEW_HEAD_ROWS = 48
 """Rows of a K/V head in the case of two batches where rows are heads: several tiles of 8 and 16, and of 32 most of one
 for each of two queries. Of a larger tile they are a part."""
@@ -158,6 +160,11 @@ class SmallCase:
     def backend(self, backend: InterpreterBackend) -> InterpreterBackend:
         """The interpreter with buffers that lie, and blocks that begin, so."""
         return backend.placed(far_places(self.problem) if self.far else None, self.late_blocks)
+
+    def packed(self, page: int, rows: int, keys: int) -> "SmallCase":
+        """With packed sequences; in front of those with terms at their extremes lie so many rows of nobody."""
+        front = (rows, keys) if self.kind == "extreme_terms" else (0, 0)
+        return replace(self, problem=sequenced(self.problem, page, front))
 
     def make(self, seed: int) -> Case:
         """Inputs and their answer."""
@@ -198,8 +205,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
     - most of a tile of keys, where a window or lengths end within tiles; where every query sees every key ("alike") the
       scores far below 0 have it, and the case of two batches a maximum that rises in a whole tile;
-    - more queries than keys, of which there is one alone, or three where heads are rows; of packed sequences over pages
-      some say that less than none are in use, or more than all;
+    - more queries than keys, of which there is one alone, or three where heads are rows; packed sequences lie behind
+      two tiles of nobody's rows, and over pages some say that less than none are in use, or more than all;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`);
@@ -222,13 +229,14 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         plain = problem.window or made.coarse_scores  # whose large ones a rounding alone takes past what is allowed
         kind = "plain" if plain else "rising_maximum"  # the last keys weigh most
         cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
-    cases.append(SmallCase("more queries than keys", few, "extreme_terms" if page else "plain"))
+    cases.append(SmallCase("more queries than keys", few, "extreme_terms" if problem.varlen else "plain"))
     if made.kept:
         return [replace(case, kept=made.kept) for case in cases]
     if problem.blocks:
         cases = [replace(case, problem=made.listed(case.problem, turn)) for turn, case in enumerate(cases)]
         return [*cases, made.long_lists()]
-    return [replace(case, problem=sequenced(case.problem, page)) for case in cases] if problem.varlen else cases
+    tiles = 2 * made.block_m, 2 * made.block_n
+    return [case.packed(page, *tiles) for case in cases] if problem.varlen else cases
 
 
 class _Maker:
@@ -416,20 +424,26 @@ class _Maker:
             used = used_cases(problem, block_n)
             cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used]
             steps = block_n * self.shares
-            if self.number("SPLITS") > 1 and LEAST_STEPS * steps < MOST_ROOM and self.sees_all_alone(MOST_ROOM):
+            if self.number("SPLITS") > 1 and LEAST_STEPS * steps < MOST_ROOM:
                 keys = LEAST_STEPS * steps - 3  # of which splits have fewer than of all that there is room for
-                short = self.one.with_(seqlen_q=1, seqlen_k=keys + steps, seqused=f"{keys}:{keys}")
-                cases.append(SmallCase("splits that lengths cut", windowed(short, keys, 0)))
+                room, rows = keys + steps, 1
+                if not self.sees_all_alone(MOST_ROOM):  # as many queries as see a second split
+                    keys = LEAST_STEPS * block_n + 3
+                    rows = problem.masking.queries_to_see_all(keys) + 6
+                short = self.one.with_(seqlen_q=rows, seqlen_k=room, seqused=f"{keys}:{keys}")
+                if math.ceil(rows / block_m) * self.shares <= MOST_BLOCKS:
+                    cases.append(SmallCase("splits that lengths cut", windowed(short, keys, 0)))
         if problem.shared_kv or problem.rotary_apart:  # of which a group may have more heads than a tile has rows
             heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
             cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
-        if "LOADED" in self.params and (tiles := merged_at_once(problem.head_dim_v) + 2) < ENOUGH_SMS:
+        if "LOADED" in self.params:
+            tiles = merged_at_once(problem.head_dim_v) + 2
             keys, rows = (tiles - 1) * block_n + 5, self.block_m // self.number("QUERIES")
             if self.sees_all_alone(keys):
                 shared = self.one.with_(
                     heads=rows, seqlen_k=keys, seqlen_q=1, seqused=problem.seqused and f"{keys}:{keys}"
                 )
-                cases.append(SmallCase("a row of many blocks", shared, "late_huge_key"))
+                cases.append(SmallCase("a row of many blocks", shared, "late_huge_key", sms=max(tiles, ENOUGH_SMS)))
         return cases
 
     def listed(self, case: AttentionProblem, turn: int) -> AttentionProblem:

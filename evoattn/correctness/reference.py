@@ -40,7 +40,8 @@ def exact_attention(
             k, v = (sequences.out_of_pages(problem, others, tensor) for tensor in (k, v))
             problem = problem.with_(page=0)
         packed = torch.zeros(problem.shape("o"), dtype=wide, device=q.device)
-        for one in with_pairs(problem):
+        packed[:, :, : sequences.rows_of_nobody(others, "cu_seqlens_q")] = math.nan
+        for one in with_pairs(problem, others):
             parts = q[:, :, one.queries], k[:, :, one.keys], v[:, :, one.keys]
             packed[:, :, one.queries] = exact_attention(
                 one.alone(problem), *parts, dtype, scores_at_once, one.inputs(others)
@@ -117,7 +118,8 @@ def exact_lse(
         packed = torch.full(problem.lse_shape, -math.inf, dtype=torch.float64, device=q.device)
         if problem.sink:
             packed.copy_((others or {})["sinks"].double()[None, :, None])
-        for one in with_pairs(problem):
+        packed[:, :, : sequences.rows_of_nobody(others, "cu_seqlens_q")] = math.nan
+        for one in with_pairs(problem, others):
             parts = q[:, :, one.queries], k[:, :, one.keys]
             packed[:, :, one.queries] = exact_lse(one.alone(problem), *parts, one.inputs(others))
         return packed
@@ -145,7 +147,7 @@ def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]
         q, k = tensors["q"], tensors["k"]
         if problem.page:
             k, problem = sequences.out_of_pages(problem, tensors, k), problem.with_(page=0)
-        parts = ((one.alone(problem), q[:, :, one.queries], k[:, :, one.keys]) for one in with_pairs(problem))
+        parts = ((one.alone(problem), q[:, :, one.queries], k[:, :, one.keys]) for one in with_pairs(problem, tensors))
         return max((largest_score(alone, {"q": query, "k": key}) for alone, query, key in parts), default=0.0)
     largest = 0.0
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
@@ -224,7 +226,9 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
     low = exact_attention(problem, q, k, v, torch.float8_e4m3fn if eight else dtype, others=tensors).to(dtype)
     answer, nowhere = exact, exact.isnan()
-    if (nowhere.any(-1) & q.isfinite().all(-1)).any() and k.isfinite().all() and v.isfinite().all():
+    front = sequences.rows_of_nobody(tensors, "cu_seqlens_q")
+    missing = nowhere.any(-1) & q.isfinite().all(-1)
+    if missing[:, :, front:].any() and k.isfinite().all() and v.isfinite().all():
         raise ValueError("The exact answer to finite numbers is none: the formula is wrong.")
     exact, low = exact.masked_fill(nowhere, 0), low.masked_fill(nowhere, 0)
     rounded = exact.to(dtype)
@@ -244,22 +248,24 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
         allowed = max(allowed, relative * exact.abs().max().item())
         allowed_rms = max(allowed_rms, relative * rms(exact))
     adds = double and bool(problem.alibi or problem.bias or problem.score)
+    partial = front > 0
     if not problem.lse and not adds:
-        return {"o": Exact(answer, allowed, allowed_rms)}
+        return {"o": Exact(answer, allowed, allowed_rms, partial=partial)}
     lse = exact_lse(problem, *terms.qkv(problem, tensors)[:2], tensors)
     largest = torch.where(lse.isfinite(), lse, 0).abs().max().item()
     if adds:
         allowed += TERM_ROUNDINGS * FP32_ROUNDING * largest * exact.abs().max().item()
         allowed_rms += TERM_ROUNDINGS * FP32_ROUNDING * largest * rms(exact)
+    out = Exact(answer, allowed, allowed_rms, partial=partial)
     if not problem.lse:
-        return {"o": Exact(answer, allowed, allowed_rms)}
+        return {"o": out}
     allowed_lse = LSE_ABSOLUTE + LSE_RELATIVE * largest
     if eight:
         allowed_lse += eight_bit_sums(problem.head_dim) * largest_score(problem, tensors)
     if by_columns:
         off = (exact_lse(problem, q, k.to(dtype).to(exact_dtype), tensors) - lse).nan_to_num(0)
         allowed_lse += 2 * off.abs().max().item()
-    return {"o": Exact(answer, allowed, allowed_rms), "lse": Exact(lse, allowed_lse, logarithms=True)}
+    return {"o": out, "lse": Exact(lse, allowed_lse, logarithms=True, partial=partial)}
 
 
 def make_case_answer(

@@ -31,8 +31,8 @@ def make_key_terms(
     """`seqused`, `table`, `cu_seqlens_q` and `cu_seqlens_k` of `AttentionProblem.term_shapes`, int32: pages in random
     order, and behind the last key in use `NO_PAGE`, with `extreme` a page that there is.
 
-    `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, one of all keys three more or `MOST`, and a last
-    packed sequence of no queries or no keys ends before it begins."""
+    `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, one of all keys three more or `MOST`, a last packed
+    sequence of no queries or no keys ends before it begins, and all but the last row of the first are nobody's."""
     made: dict[str, torch.Tensor] = {}
     if problem.varlen:
         for name, lengths in zip(("cu_seqlens_q", "cu_seqlens_k"), zip(*problem.sequences, strict=True), strict=True):
@@ -40,6 +40,8 @@ def make_key_terms(
                 made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
                 if extreme and not lengths[-1]:
                     made[name][-1] -= 3
+                if extreme:
+                    made[name][0] = max(0, lengths[0] - 1)
     if "seqused" in problem.term_shapes:
         below = cycle((-1, LEAST)) if extreme else cycle((0,))
         used = [length or next(below) for length in problem.key_lengths]
@@ -189,19 +191,27 @@ class One:
         return {**(others or {}), "b": torch.tensor(self.number)}
 
 
-def each(problem: AttentionProblem) -> Iterator[One]:
-    """The sequences in their order; of a dense batch one that is all of each."""
+def each(problem: AttentionProblem, others: Mapping[str, torch.Tensor] | None = None) -> Iterator[One]:
+    """The sequences in their order; of a dense batch one that is all of each. With the inputs `others`, of the first
+    packed one what is behind the rows of nobody."""
     if not problem.varlen:
         yield One(slice(0, problem.seqlen_q), slice(0, problem.seqlen_k))
         return
-    queries, keys = (starts(lengths) for lengths in zip(*problem.sequences, strict=True))
+    ends = (starts(lengths)[1:] for lengths in zip(*problem.sequences, strict=True))
+    fronts = (rows_of_nobody(others, name) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+    queries, keys = ((front, *of) for front, of in zip(fronts, ends))
     for i in range(problem.batch):
         yield One(slice(queries[i], queries[i + 1]), slice(keys[i], keys[i + 1]), i)
 
 
-def with_pairs(problem: AttentionProblem) -> Iterator[One]:
+def rows_of_nobody(others: Mapping[str, torch.Tensor] | None, name: str) -> int:
+    """Where the first packed sequence begins, by these inputs; 0 without them."""
+    return int(others[name][0]) if others and name in others else 0
+
+
+def with_pairs(problem: AttentionProblem, others: Mapping[str, torch.Tensor] | None) -> Iterator[One]:
     """Those that have both queries and keys."""
-    return (one for one in each(problem) if all(one.lengths))
+    return (one for one in each(problem, others) if all(one.lengths))
 
 
 NO_BLOCK = 0x3FFFFFFF

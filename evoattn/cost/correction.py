@@ -61,11 +61,11 @@ class Correction:
         """By family."""
         import numpy as np
 
-        from evoattn.cost.fitted import COLUMNS, THRESHOLD, Trees
+        from evoattn.cost.fitted import COLUMNS, Trees
 
         found = {}
         for family, row in self.rows.items():
-            columns = {name: np.array(row[name], THRESHOLD if name == "threshold" else None) for name in COLUMNS}
+            columns = {name: np.array(row[name]) for name in COLUMNS}
             found[family] = Trees.of_columns(columns, tuple(row["names"]), row["depth"], row["base"])
         return found
 

@@ -221,8 +221,8 @@ def attention_varlen(
     are a multiple of kv_heads. cu_seqlens_q and cu_seqlens_k, int32 `[sequences + 1]` on the device, say where each
     sequence begins and the last one ends; max_seqlen_q and max_seqlen_k, at least the longest lengths, are numbers; a
     tensor's value is waited for. A sequence may have no queries, or no keys; a query that sees no key has the output 0.
-    Rows behind the last sequence have answers that mean nothing, and are counted: there are at most as many rows as
-    sequences of the longest lengths have.
+    Rows in front of the first sequence or behind the last one have answers and gradients that mean nothing, and are
+    counted: there are at most as many rows as sequences of the longest lengths have.
 
     The other arguments are those of `evoattn.attention`, `k_scale` and `v_scale` of each key `[total_k, kv_heads]`.
     Query may be of float8_e4m3fn beside such keys and values: `q_scale` is what its numbers are multiplied by, a number

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoattn.correctness.arena import BANDS, GUARD_BYTES
+from evoattn.correctness.arena import BANDS, GUARD_BYTES, UNWRITTEN
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.judge import apart, judge, judge_one
 from evoattn.correctness.reference import Exact
@@ -120,6 +120,21 @@ def test_what_has_no_answer_is_nan_and_nothing_else_is():
     assert judge_one(torch.tensor([math.nan, 1.0]), sums)[0] == ""
     assert "1 of 2 log-sum-exps are NaN" in judge_one(torch.tensor([math.nan, math.nan]), sums)[0]
     assert "log-sum-exp is nan" in judge_one(torch.tensor([1.0, 1.0]), sums)[0]
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_what_is_not_the_kernel_s_is_left_as_it_was(logarithms):
+    """All else is judged as where everything is."""
+    answer = Exact(torch.tensor([math.nan, 1.0], dtype=torch.float64), 1e-2, 1e-2, logarithms=logarithms, partial=True)
+    left = torch.full((2,), UNWRITTEN, dtype=torch.int32).view(torch.float32)
+    out = left.clone()
+    out[1] = 1.001
+    wrong, largest = judge_one(out, answer)
+    assert not wrong and largest == pytest.approx(1e-3, rel=1e-3)
+    assert judge_one(torch.ones(2), answer)[0].startswith("1 elements were written that are not the kernel's")
+    assert "1 of 2" in judge_one(left, answer)[0]
+    out[1] = 1.1
+    assert "the largest error" in judge_one(out, answer)[0]
 
 
 def test_rows_that_see_no_key_have_minus_infinity_and_nothing_else_has():

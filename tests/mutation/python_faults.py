@@ -4,7 +4,7 @@ import ast
 import copy
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -172,11 +172,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def mutants_of(path: Path) -> list[tuple[int, str, str]]:
-    """(line, change, source) of every mutant of a file."""
-    return [(line, what, make()) for line, what, make in faults_of(path)]
-
-
+@cache
 def faults_of(path: Path) -> list[tuple[int, str, Callable[[], str]]]:
     """(line, change, how to make the source) of every mutant of a file: to make one takes some 20 ms."""
     tree = ast.parse(path.read_text())

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,12 @@ class Mutant:
     file: Path
     line: int
     change: str
-    source: str
+    make: Callable[[], str]
+
+    @cached_property
+    def source(self) -> str:
+        """The changed file: some 20 ms."""
+        return self.make()
 
     def names(self) -> list[str]:
         """What tests call that touch it: the functions and classes around the line, the innermost first, then the
@@ -69,12 +74,12 @@ class Mutant:
 
 
 def sample(room: str, count: int, seed: int) -> list[Mutant]:
-    """The room's mutants, the same ones for the same count, seed and sources."""
+    """The room's mutants in a random order: a larger sample begins with a smaller one, and a run that is cut off had
+    some of all files. The same ones for the same seed and sources."""
     paths = sorted(path for pattern in ROOMS[room].files for path in ROOT.glob(pattern))
     every = [(path, *fault) for path in paths for fault in (faults_of if path.suffix == ".py" else changes_in)(path)]
-    chosen = random.Random(f"{room} {seed}").sample(every, min(count, len(every)))
-    chosen.sort(key=lambda mutant: mutant[:2])
-    return [Mutant(n, path, line, change, make()) for n, (path, line, change, make) in enumerate(chosen, 1)]
+    random.Random(f"{room} {seed}").shuffle(every)
+    return [Mutant(n, *fault) for n, fault in enumerate(every[:count], 1)]
 
 
 def survivors_of(paths: Iterable[Path]) -> dict[str, list[Mutant]]:
@@ -93,7 +98,7 @@ def survivors_of(paths: Iterable[Path]) -> dict[str, list[Mutant]]:
             if change == row["change"] and texts[line - 1].strip() == row["text"]
         ]
         for line, make in same[:1]:
-            left.setdefault(room, []).append(Mutant(row["number"], path, line, row["change"], make()))
+            left.setdefault(room, []).append(Mutant(row["number"], path, line, row["change"], make))
     return left
 
 
@@ -333,6 +338,8 @@ THEIRS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if
 """Folders of packages, besides Python's own."""
 _COPIES: list[Path] = []
 """This process's copy of the tracked files."""
+_DRAWN: dict[tuple[str, int], Mutant] = {}
+"""By room and number those that this run judges: processes that judge have them as they were when they began."""
 
 
 @contextlib.contextmanager
@@ -382,9 +389,10 @@ def list_tests() -> None:
             _ITEMS.setdefault(file_of(name), {})[name] = seconds
 
 
-def judge(room: str, mutant: Mutant, deep: bool) -> dict[str, Any]:
+def judge(room: str, number: int, deep: bool) -> dict[str, Any]:
     """A row of JSON: the mutant, and what became of it in a turn of tests, the second one if `deep`."""
     [copied], started = _COPIES, time.monotonic()
+    mutant = _DRAWN[room, number]
     file = copied / mutant.file.relative_to(ROOT)
     honest, names = file.read_text(), in_turns(mutant, files_of(room, copied), copied)[int(deep)]
     said, by = "passed", ""
@@ -427,13 +435,14 @@ def run(mutants: dict[str, list[Mutant]], jobs: int = 1, out: Path | None = None
     turns = zip_longest(*([(room, m, rows.get((room, m.number))) for m in mutants[room]] for room in mutants))
     left = [one for turn in turns for one in turn if one]
     asked = [(room, m, bool(row)) for room, m, row in left if row is None or row["verdict"] == PASSED]
+    _DRAWN.update({(room, m.number): m for room, m, _ in asked})
     list_tests()
     if lacking := sorted({file for room in mutants for file in files_of(room, ROOT)} - _ITEMS.keys()):
         print(f"    have no tests on this machine: {', '.join(lacking)}", flush=True)
     with copies(jobs) as pool:
 
         def ask(room: str, mutant: Mutant, deep: bool) -> None:
-            pending[pool.submit(judge, room, mutant, deep)] = room, mutant
+            pending[pool.submit(judge, room, mutant.number, deep)] = room, mutant
 
         pending: dict[Any, tuple[str, Mutant]] = {}
         for one in asked:

@@ -1,6 +1,7 @@
 """Keys in use, pages and packed sequences as peers get them: no NaN, no copy, no entry of a table that cannot be read,
 and a right answer; what they would compute otherwise is refused."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +153,23 @@ def test_they_are_right(peer, mask):
     tensors = make_inputs(problem, 1, "cpu")
     out = peer_call(peer, problem, tensors, make_answer(problem, tensors))()
     assert out.shape == problem.shape("o")
+
+
+@pytest.mark.parametrize(
+    "raised, words",
+    [
+        (torch.cuda.OutOfMemoryError("2 GiB"), "It needs more device memory than is free."),
+        (KeyError("q"), "'q'"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_peer_that_fails_is_none(raised, words):
+    def fails(problem, tensors):
+        raise raised
+
+    peer = replace(PEERS["math"], make=fails)
+    with pytest.raises(PeerRefused, match=words):
+        peer_call(peer, PACKED, {}, {})
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,17 @@ def test_peers_that_cannot_be_timed_are_left_to_the_final():
     assert held.timings["flash"].median_us == 30.0 and own.tasks[-1].refused == ()
 
 
+def test_a_final_of_a_few_candidates_has_a_worker_of_its_own_too():
+    """Before the peers were begun there is none."""
+    own = FakeWorker()
+    referee, candidates = make(own)
+    own.endings, candidates.endings = ([(Ending.RESULT, result(us))] for us in (30.0, 40.0))
+    assert referee.hold(Final({}), 9.0, lambda: None, pytest.fail).timings["flash"].median_us == 30.0
+    assert referee.workers == [own]
+    referee.go_on(BEGINS_AFTER)
+    assert not own.busy, "the final has timed the peers"
+
+
 def test_the_final_waits_for_peers_that_are_being_prepared():
     own = FakeWorker()
     referee, _ = make(own)
