@@ -400,8 +400,9 @@ def flex_attention(  # noqa: PLR0913 - torch's own arguments
     answer = None if isinstance(made, str) else _attended(_in_turn(call, score_mod, block_mask, made))
     if answer is None:
         refuse(made if isinstance(made, str) else "none serves its functions and mask")
-        mask = _for_torch(call, block_mask)
-        return TORCH(query, key, value, score_mod, mask, scale, enable_gqa, return_lse, **words)
+        block_mask = _for_torch(call, block_mask)
+        with block_masks.ALONE:
+            return TORCH(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **words)
     output, lse = answer if wants_lse else (answer, None)
     if return_aux is not None:
         return output, AuxOutput(lse=lse, max_scores=None)

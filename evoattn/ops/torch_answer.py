@@ -64,7 +64,8 @@ def sdpa(
     addresses: its kernels load 16 bytes at once without a look at where tensors begin
     (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device. On a CPU a
     float32 mask beside float64 is made float64: torch's kernel reads it in other steps than it lies, and answers wrong
-    (2.11 and 2.13)."""
+    (2.11 and 2.13). One query under a causal mask sees the first key alone: where heads share keys by a stride of 0,
+    torch's efficient kernel makes rows of them and shows all keys (2.11; head_dims above 256, and float32)."""
     refuse("it was left to torch")
     tensors = query, key, value
     if attn_mask is not None and all(map(_is_cpu_s, (query, attn_mask), (torch.float64, torch.float32))):
@@ -81,8 +82,10 @@ def sdpa(
             grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
             mask = _as_added(attn_mask, query.dtype)
             return MATH(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
+        if not unfit and is_causal and attn_mask is None and query.shape[-2] == 1 and not key.stride(-3):
+            key, value, is_causal = key[..., :1, :], value[..., :1, :], False  # all that the mask shows
         if all(tensor.is_cuda for tensor in tensors):
-            query, key, value = map(aligned, tensors)
+            query, key, value = map(aligned, (query, key, value))
             attn_mask = None if attn_mask is None else readable(attn_mask, key.shape[-2])
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 

@@ -57,6 +57,10 @@ def parse_url(text: str) -> URL:
         raise StorageError(f"{text!r} is neither a file nor a database URL such as sqlite:///evoattn.sqlite.") from None
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise StorageError("A study must outlive its process; give --db a file.")
+    if url.get_backend_name() == "sqlite" and url.query:
+        raise StorageError(
+            f"A SQLite database is named by its file alone; {text!r} has options behind a question mark."
+        )
     if url.drivername == "postgresql":
         return url.set(drivername=POSTGRESQL)
     if url.get_backend_name() not in ("sqlite", "postgresql"):

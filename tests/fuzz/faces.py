@@ -12,7 +12,7 @@ from torch.nn.attention import flex_attention as torch_flex
 import evoattn
 from tests.fuzz.asked import Asked, Draw
 from tests.fuzz.formula import Formula, comparable
-from tests.fuzz.training import FP32_GRADIENTS, gradients, packed_gradients
+from tests.fuzz.training import FP32_GRADIENTS, differentiated, gradients, packed_gradients
 from tests.fuzz.variants import band, formula_of, offset_of
 
 Face = Callable[[Draw], Asked]
@@ -86,38 +86,39 @@ def _evaluated(text: str, tables: dict[str, Tensor], s: Tensor, b: Tensor, h: Te
 
 
 def expressions(draw: Draw) -> Asked:
-    """`evoattn.Score`, beside other variants, with gradients now and then."""
+    """`evoattn.Score`, beside other variants, with gradients now and then, of tables too."""
     q, k, v = draw.qkv()
     text, tables = _scores(draw, q, k)
     words: dict[str, Any] = {"causal": draw.pick("causal", None, "lower_right", "upper_left"), "enable_gqa": True}
     if draw.chance("capped", 0.2):
         words["softcap"] = 10.0
-    score, offset = evoattn.Score(text, **tables), offset_of(words, q, k)
-    derive = draw.chance("gradients", 0.3)
-    grad = draw.numbers(*q.shape[:-1], v.shape[-1])
+    offset, made_once = offset_of(words, q, k), evoattn.Score(text, **tables)
 
-    def asked(attend: Any, dtype: torch.dtype) -> list[Tensor]:
-        own = [one.detach().to(dtype).requires_grad_(derive) for one in (q, k, v)]
-        with torch.set_grad_enabled(derive):
-            out = attend(*own)
-            return [out.detach(), *(torch.autograd.grad(out, own, grad.to(dtype)) if derive else ())]
-
-    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def formula(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> list[Tensor]:
+        now = tables | dict(zip(terms, own, strict=True))
         made = formula_of(words | {"causal": None}, offset, q.dtype)
-        made.change.append(lambda s, b, h, i, j: _evaluated(text, tables, s, b, h, i, j))
+        made.change.append(lambda s, b, h, i, j: _evaluated(text, now, s, b, h, i, j))
         if words["causal"]:
             made.change.append(band(offset, True, None))
-        return made.of(q, k, v)[0]
+        return [made.of(q, k, v)[0]]
 
+    def ours(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> list[Tensor]:
+        score = evoattn.Score(text, **tables | dict(zip(terms, own, strict=True))) if own else made_once
+        return [OURS.attention(q, k, v, score=score, **words)]
+
+    if draw.chance("gradients", 0.4):
+        if draw.dtype == torch.float32:  # else the table rounds what is compared
+            tables = {name: one.float() if one.is_floating_point() else one for name, one in tables.items()}
+        terms = {name: one for name, one in tables.items() if one.is_floating_point()}
+        return differentiated(draw, [q, k, v, *terms.values()], ours, formula, words)
+    terms = {}
     return Asked(
         draw.describe(),
-        lambda: asked(lambda q, k, v: OURS.attention(q, k, v, score=score, **words), draw.dtype),
-        lambda dtype: asked(formula, dtype),
+        lambda: ours(q, k, v),
+        lambda dtype: formula(*(one.to(dtype) for one in (q, k, v))),
         [q, k, v, *tables.values()],
         factor=3,
         part=FP32_GRADIENTS if draw.dtype == torch.float32 else 0.0,
-        same_bits=not derive,
-        graphs=not derive,
     )
 
 

@@ -64,7 +64,7 @@ def differentiated(draw: Draw, inputs: list[Tensor], ours: Attend, right: Attend
         lambda: derived(ours, by),
         lambda dtype: derived(right, "grad", dtype),
         [*inputs, *grads],
-        factor=3 if words.get("softcap") else 2,
+        factor=3 if words.get("softcap") or len(inputs) > 3 else 2,
         part=FP32_GRADIENTS if draw.dtype == torch.float32 else 0.0,
         least=LEAST * max(1.0, query.abs().max().item() / 4),
         same_bits=any(words.get(promise) for promise in PROMISES),

@@ -15,7 +15,7 @@ from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
 from evoattn.ops.runtime import current
-from evoattn.ops.torch_answer import NoKernel
+from evoattn.ops.torch_answer import SDPA, NoKernel
 from tests.ops.fake_device import fake_runtime, near, tensors
 
 
@@ -283,3 +283,11 @@ def test_a_bool_mask_hides_keys_of_tensors_without_columns(columns):
     mask = torch.tensor([[True, False, False], [False, True, True]])
     expected = torch.softmax((q @ k.mT * max(1, columns) ** -0.5).masked_fill(~mask, -math.inf), -1) @ v
     assert torch.allclose(torch_answer.sdpa(q, k, v, mask), expected)
+
+
+def test_one_query_under_a_causal_mask_reads_one_key_of_heads_that_share_them(monkeypatch):
+    """Torch's efficient kernel on CUDA shows all of them."""
+    q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 1, 5, 8).expand(2, 3, 5, 8)
+    v, seen = k + 1, []
+    monkeypatch.setattr(torch_answer, "SDPA", lambda *given, **words: seen.append(given[1].shape[2]) or SDPA(*given))
+    assert torch.allclose(torch_answer.sdpa(q, k, v, is_causal=True), v[:, :, :1]) and seen == [1]

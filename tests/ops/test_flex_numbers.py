@@ -5,7 +5,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -188,3 +190,20 @@ def test_a_process_that_ends_begins_no_compiler():
     """
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)
     assert found.stdout.split() == ["built"]
+
+
+def test_threads_ask_torchs_flexattention_in_turn(monkeypatch):
+    """It patches modules while it traces, and raised from within."""
+    at_work, most = [], []
+
+    def torchs(*_, **__):
+        at_work.append(1)
+        most.append(len(at_work))
+        time.sleep(0.01)
+        at_work.pop()
+
+    monkeypatch.setattr(flex, "TORCH", torchs)
+    given = [torch.randn(1, 1, 4, 8) for _ in "qkv"]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: flex.flex_attention(*given, lambda s, b, h, i, j: s), range(3)))
+    assert most == [1, 1, 1]

@@ -138,6 +138,8 @@ def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):
         ("sqlite://", "give --db a file"),
         ("sqlite:///:memory:", "give --db a file"),
         ("://", "neither a file nor"),
+        ("sqlite:///a.sqlite?mode=ro", "options behind a question mark"),
+        ("a.sqlite?mode=ro", "options behind a question mark"),
     ],
 )
 def test_urls_that_cannot_be_are_sentences(url, part):
