@@ -18,7 +18,7 @@ CAPABILITIES = {
     "engines": r"flash_?attn|flash_attention_suite|vllm|sglang|flash_mla|xformers|diffusers|flashinfer_bench|"
     r"hf_kernels|append_?(kv|ed)|(model|correctness|/test_)/?append|rotary|new_?keys|leftpad|"
     r"merge_(parts|two)|same_?bits|row_?bits|invariant|serving|listed_mask|latent_columns",
-    "eight bits": r"fp8|e4m3|e5m2|eight_?bits?|8[ -]bits?|int8|quanti[sz]e|descale|smooth_k|models/eight|scales\.py|"
+    "eight bits": r"fp8|e4m3|e5m2|eight_?bits?|8[ -]bits?|int8|quanti[sz]e|descale|smooth_k|scales\.py|"
     r"(key|lane|running)_scales|all_eight",
     "other cards": r"calibrat|stranger|cards/|correction|estimated",
 }

@@ -82,23 +82,13 @@ def test_what_layers_ask_for(words, asked, queries):
     assert near(answer(batch, words), batch.expected(Asked(0.2, True, **asked))[0])
 
 
-@pytest.mark.parametrize("heads_first", [False, True])
-def test_a_step_of_decoding_is_one_launch_on_the_cache_as_it_lies(tmp_path, heads_first):
-    batch, device = Batch(DECODING), CacheDevice()
+@pytest.mark.parametrize("queries, heads_first", [(DECODING, False), (DECODING, True), ([1, 1, 5, 12], False)])
+def test_a_step_is_one_launch_on_the_cache_as_it_lies(tmp_path, queries, heads_first):
+    batch, device = Batch(queries), CacheDevice()
     with current.use(fake_runtime(device, tmp_path, split_kv_pick)):
         answer(batch, {}, heads_first)  # compiles and checks
         device.launches.clear()
         found = answer(batch, {}, heads_first)
-    assert len(device.launches) == 1
-    assert near(found, batch.expected(Asked(0.2, True))[0])
-
-
-def test_single_tokens_and_prompts_are_one_launch(tmp_path):
-    batch, device = Batch([1, 1, 5, 12]), CacheDevice()
-    with current.use(fake_runtime(device, tmp_path, split_kv_pick)):
-        answer(batch, {})
-        device.launches.clear()
-        found = answer(batch, {})
     assert len(device.launches) == 1
     assert near(found, batch.expected(Asked(0.2, True))[0])
 

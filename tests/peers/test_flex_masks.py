@@ -40,29 +40,24 @@ def test_all_keys_need_no_mask():
     assert flex.visible_keys(MASKS[0].with_(mask="full"), {}) is None
 
 
+ONE = AttentionProblem(1, 2, 2, 8, 32, 16, mask="full")
+
+
 @pytest.mark.parametrize(
-    "fields",
+    "problem, fields",
     [
-        *({"mask": "causal_upper_left"}, {"sink": True, "softcap": 3.0}),
+        *((PACKED, {"mask": "causal_upper_left"}), (PACKED, {"sink": True, "softcap": 3.0})),
         *(
-            pytest.param(fields, marks=pytest.mark.slow)
+            pytest.param(PACKED, fields, marks=pytest.mark.slow)
             for fields in ({}, {"mask": "full"}, {"window": "9:0"}, {"mask": "full", "window": "5:2"})
         ),
+        (ONE, {"softcap": 1.0}),
+        (ONE, {"heads": 4, "kv_heads": 1, "seqlen_q": 1, "value_dim": 8}),  # heads of one query are rows
     ],
     ids=str,
 )
-def test_packed_sequences_are_right(fields):
-    problem = PACKED.with_(**fields)
-    tensors = make_inputs(problem, 1, "cpu")
-    peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
-    assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
-
-
-@pytest.mark.parametrize(
-    "fields", [{"softcap": 1.0}, {"heads": 4, "kv_heads": 1, "seqlen_q": 1, "value_dim": 8}], ids=str
-)
-def test_scores_are_changed_and_heads_of_one_query_are_rows(fields):
-    problem = AttentionProblem(1, 2, 2, 8, 32, 16, mask="full").with_(**fields)
+def test_answers_are_right(problem, fields):
+    problem = problem.with_(**fields)
     tensors = make_inputs(problem, 1, "cpu")
     peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
     assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
