@@ -133,15 +133,10 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path):
     assert get_cubin(FAMILY, PROBLEM, CONFIG, L4, blocked / "folder").code.startswith(b"\x7fELF")
 
 
-@pytest.mark.slow
-def test_the_import_of_the_op_is_light():
-    rooms = ", ".join(f"evoattn.ops.{name}" for name in ("attention", "sdpa", "explain", "plan"))
-    code = f"import sys, {rooms}; print(*sys.modules)"
-    loaded = {
-        name.partition(".")[0] for name in subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    }
-    heavy = {"optuna", "sqlalchemy", "typer", "rich", "jinja2", "cupy", "plotly", "alembic", "pandas"}
-    assert not loaded & heavy
+HEAVY = (
+    *("torch._dynamo", "torch._inductor", "sympy", "yaml", "decimal", "evoattn.correctness", "evoattn.model.records"),
+    *("optuna", "sqlalchemy", "typer", "rich", "jinja2", "cupy", "plotly", "alembic", "pandas"),
+)
 
 
 @pytest.mark.slow
@@ -149,18 +144,4 @@ def test_the_import_of_attention_adds_little_to_that_of_torch():
     names = "import sys, torch; before = set(sys.modules); import evoattn; evoattn.attention, evoattn.sdpa"
     code = f"{names}; print(*set(sys.modules) - before)"
     added = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert not [
-        name
-        for name in added
-        if name.startswith(
-            (
-                "torch._dynamo",
-                "torch._inductor",
-                "sympy",
-                "yaml",
-                "decimal",
-                "evoattn.correctness",
-                "evoattn.model.records",
-            )
-        )
-    ]
+    assert not [name for name in added if name.startswith(HEAVY)]
