@@ -228,7 +228,7 @@ def test_a_query_without_an_end_ends_with_sigterm(tmp_path):
     process = subprocess.Popen(words, **pipes, preexec_fn=heeds)
     try:
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(5)
+            process.wait(3)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=600)
     finally:
