@@ -6,33 +6,25 @@ import torch
 transformers = pytest.importorskip("transformers")
 from evoattn.integrations.transformers import NAME, attention_forward, mask, register
 from evoattn.ops.runtime import current
-from tests.integrations.test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, near, t5
+from tests.integrations.test_transformers import (
+    TINY,
+    TOKENS,
+    close,
+    deepseek,
+    gemma3,
+    gpt_oss,
+    logits,
+    mistral,
+    near,
+    of_text,
+    t5,
+)
 from tests.ops.fake_device import FakeDevice, fake_runtime, wgmma_pick
 
 
 def gemma2(window):
-    config = transformers.Gemma2Config(
-        **TINY,
-        num_key_value_heads=2,
-        head_dim=64,
-        sliding_window=window,
-        attn_logit_softcapping=2.0,
-        query_pre_attn_scalar=4,
-    )
-    return transformers.Gemma2ForCausalLM, config, dict(input_ids=TOKENS)
-
-
-def gpt_oss(window):
-    config = transformers.GptOssConfig(
-        **TINY,
-        num_key_value_heads=2,
-        head_dim=64,
-        sliding_window=window,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        layer_types=["sliding_attention", "full_attention"],
-    )
-    return transformers.GptOssForCausalLM, config, dict(input_ids=TOKENS)
+    scores = dict(attn_logit_softcapping=2.0, query_pre_attn_scalar=4)
+    return of_text("Gemma2", **scores, head_dim=64, sliding_window=window)
 
 
 def gemma4(shared_layers=0):
@@ -52,7 +44,7 @@ EAGER = {
     "gemma3": lambda: gemma3(16),
     "gemma4": gemma4,
     "gemma4, keys shared": lambda: gemma4(2),
-    "gpt-oss": lambda: gpt_oss(16),
+    "gpt-oss": gpt_oss,
     "t5": t5,
     "deepseek": deepseek,
 }
@@ -82,7 +74,7 @@ def test_the_logits_of_variants_are_eager_s(tmp_path, name, has_device):
         torch.testing.assert_close(answers[1], answers[0], atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: mistral(16), lambda: gpt_oss(16)], ids=["mistral", "gpt-oss"])
+@pytest.mark.parametrize("make", [lambda: mistral(16), gpt_oss], ids=["mistral", "gpt-oss"])
 def test_windows_hold_while_decoding(tmp_path, make):
     register()
     with current.use(fake_runtime(None, tmp_path)), torch.no_grad():

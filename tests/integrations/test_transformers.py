@@ -31,53 +31,39 @@ def padding(*hidden):
     return mask
 
 
+def of_text(name, config="", **fields):
+    """A model of text: its class, config and input."""
+    made = getattr(transformers, config or f"{name}Config")(**TINY, **{"num_key_value_heads": 2, **fields})
+    return getattr(transformers, f"{name}ForCausalLM"), made, dict(input_ids=TOKENS)
+
+
+BOTH = dict(head_dim=64, layer_types=["sliding_attention", "full_attention"])
+
+
 def llama(**others):
-    config = transformers.LlamaConfig(**TINY, num_key_value_heads=2, **others)
-    return transformers.LlamaForCausalLM, config, dict(input_ids=TOKENS)
+    return of_text("Llama", **others)
 
 
 def qwen3():
-    config = transformers.Qwen3Config(**TINY, num_key_value_heads=2, head_dim=64)
-    return transformers.Qwen3ForCausalLM, config, dict(input_ids=TOKENS)
+    return of_text("Qwen3", head_dim=64)
 
 
 def gemma3(window):
-    config = transformers.Gemma3TextConfig(
-        **TINY,
-        num_key_value_heads=2,
-        head_dim=64,
-        sliding_window=window,
-        layer_types=["sliding_attention", "full_attention"],
-    )
-    return transformers.Gemma3ForCausalLM, config, dict(input_ids=TOKENS)
+    return of_text("Gemma3", "Gemma3TextConfig", **BOTH, sliding_window=window)
 
 
 def gpt_oss():
-    config = transformers.GptOssConfig(
-        **TINY,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        sliding_window=16,
-        layer_types=["sliding_attention", "full_attention"],
-    )
-    return transformers.GptOssForCausalLM, config, dict(input_ids=TOKENS)
+    return of_text("GptOss", **BOTH, sliding_window=16, num_local_experts=2, num_experts_per_tok=1)
 
 
 def mistral(window):
-    config = transformers.MistralConfig(**TINY, num_key_value_heads=2, head_dim=64, sliding_window=window)
-    return transformers.MistralForCausalLM, config, dict(input_ids=TOKENS)
+    return of_text("Mistral", head_dim=64, sliding_window=window)
 
 
 def deepseek():
     """Queries and keys of 64 columns, of which 16 are rotated, and values of 32."""
-    config = transformers.DeepseekV3Config(
-        **TINY,
-        **dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, v_head_dim=32),
-        **dict(num_key_value_heads=4, first_k_dense_replace=2),
-    )
-    return transformers.DeepseekV3ForCausalLM, config, dict(input_ids=TOKENS)
+    ranks = dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, v_head_dim=32)
+    return of_text("DeepseekV3", **ranks, num_key_value_heads=4, first_k_dense_replace=2)
 
 
 def vit():
