@@ -237,9 +237,8 @@ def _pairs(mask: BlockMask, starts: list[int], band: Band, diagonal: int, row: i
         top = max(first, start - diagonal) if document else first
         bottom, left, right = min(last, stop - diagonal), max(begin, start), min(end, stop)
         if bottom > top and right > left:
-            lowest = None if band.lowest is None else band.lowest + top - left
             highest = None if band.highest is None else band.highest + top - left
-            total += Band(int(bottom) - top, int(right) - left, lowest, highest).pairs
+            total += Band(int(bottom) - top, int(right) - left, None, highest).pairs  # no window is beside lists
     return total
 
 

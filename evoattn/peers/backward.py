@@ -86,7 +86,7 @@ class Walk:
                 if then is None:
                     follows.append(None)
                 elif hasattr(then, "variable"):
-                    follows.append((places[id(then.variable)], 0) if id(then.variable) in places else None)
+                    follows.append((places[id(then.variable)], place) if id(then.variable) in places else None)
                 else:
                     follows.append((numbers[then], place))
             self._nodes.append(_Node(step, list(step._input_metadata), _zeros(step), follows))

@@ -258,6 +258,8 @@ def test_lists_are_made_of_sizes_that_there_are(name):
     for size in (0, 1 << 30):
         assert replace(shape, **{name: size}).why_not() == "a size is no number from 1 to 2^30"
     assert "more than 65535 heads or blocks of rows" in replace(shape, batches=300, heads=300).why_not()
+    assert "more than 65535 heads or blocks of rows" in replace(shape, seqlen_q=128 * 65536).why_not()
+    assert not replace(shape, seqlen_q=128 * 65535, seqlen_k=64 * 65536).why_not()
 
 
 @pytest.mark.parametrize("other", ["window", "seqused", "page", "varlen", "kv"])

@@ -78,7 +78,7 @@ ROOMS = {
             *(*DECISIONS, ANSWERS),
             *("tests/ops/test_flex*.py", "tests/ops/test_created_masks.py", "tests/*/test_block_list.py"),
             *("tests/integrations/test_listed_mask.py", "tests/peers/test_flex_masks.py"),
-            *("tests/model/test_facts_of_expressions.py", "tests/ops/test_facts_of_*.py"),
+            *("tests/model/test_facts_of_*.py", "tests/ops/test_facts_of_*.py"),
         ),
     ),
     "expressions": Room(
