@@ -30,6 +30,7 @@ from evoattn.ops.given import (
     dequantised,
     of_pages,
     of_sequences,
+    require_dims,
     why_only_torch,
     with_mask,
     with_scales,
@@ -345,14 +346,17 @@ def attention_mixed(
     Nothing waits for the device, lengths are read there, and one plan serves all batches whose sizes round to the same:
     a call may be captured in a CUDA graph after one like it has run. Raises `ValueError` for arguments that do not fit,
     `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel serves the call."""
-    if query.dim() != 3:
-        raise ValueError(f"query must have three dimensions, [total_q, heads, head_dim], not {list(query.shape)}.")
-    if k_scale is None and v_scale is None and max_seqlen_q.__class__ is int:
+    if not isinstance(query, Tensor) or query.dim() != 3:
+        require_dims(3, "three dimensions, [total_q, heads, head_dim]", query=query)
+    if k_scale is None and v_scale is None and max_seqlen_q.__class__ is int and cu_seqlens_q is not None:
         terms = (sinks, alibi_slopes, None, seqused_k, block_table, cu_seqlens_q, None, None, None)
         said = (aligned_mask_of(causal), scale_of(scale), return_lse, window_of(window), cap_of(softcap), None)
         tensors = query, k_cache, v_cache, out
         if (again := _again(tensors, terms, max_seqlen_q, (*said, batch_invariant or PROMISE.everywhere))) is not None:
             return again
+    require_dims(4, "four dimensions, [pages, page, kv_heads, head_dim]", k_cache=k_cache, v_cache=v_cache)
+    require_dims(2, "two dimensions, [sequences, most_pages]", block_table=block_table)
+    require_dims(1, "one dimension", seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q)
     words: dict[str, Any] = {
         "block_table": block_table, "seqused_k": seqused_k, "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
         "scale": scale, "causal": causal, "window": window, "softcap": softcap, "sinks": sinks, "strict": strict,

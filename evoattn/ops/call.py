@@ -220,16 +220,16 @@ class Call:
                 raise TypeError(f"{name} must be a tensor, not {type(term).__name__}.")
 
     def require(self) -> None:
-        """Raise `ValueError` where tensors of a variant do not fit the others or each other, `TypeError` for one that
-        is not a tensor."""
+        """Raise `ValueError` where tensors of a variant do not fit each other, `TypeError` for what is no tensor."""
         if not self.has_variant:
             return
         self.require_terms()
         query, key = self.query, self.key
-        if not query.dim() == key.dim() == 4:
-            raise ValueError(
-                f"query and key must have four dimensions beside what SDPA lacks, not {query.dim()} and {key.dim()}."
-            )
+        for name, tensor in zip(("query", "key", "value"), (query, key, self.value), strict=True):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+            if tensor.dim() != 4:
+                raise ValueError(f"{name} must have four dimensions beside what SDPA lacks, not {tensor.dim()}.")
         if not self.terms:
             return
         starts, (batch, heads) = self.terms[STARTS_Q], query.shape[:2]

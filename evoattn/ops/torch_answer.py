@@ -450,7 +450,7 @@ def _of_sequences(call: Call) -> tuple[Tensor, Tensor | None]:
         None if term is None else term.long() for term in (call.terms[which] for which in (STARTS_Q, STARTS_K, SEQUSED))
     )
     assert starts_q is not None
-    most_q, most_k = call.longest
+    most_q, most_k = max(1, call.longest[0]), call.longest[1]  # else a row would be read out of none
     # Keys begin at column 0, and queries end at the last row, so that the diagonal of a sequence's own ends is that of
     # its keys in use.
     columns, rows = (torch.arange(most, device=query.device) for most in (most_k, most_q))

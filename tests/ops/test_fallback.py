@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import evoattn
+import evoattn.flash_attn
 from evoattn.backends.platform import find_platform
 from evoattn.ops import torch_answer
 from evoattn.ops.attention import attention
@@ -291,3 +292,28 @@ def test_one_query_under_a_causal_mask_reads_one_key_of_heads_that_share_them(mo
     v, seen = k + 1, []
     monkeypatch.setattr(torch_answer, "SDPA", lambda *given, **words: seen.append(given[1].shape[2]) or SDPA(*given))
     assert torch.allclose(torch_answer.sdpa(q, k, v, is_causal=True), v[:, :, :1]) and seen == [1]
+
+
+def test_what_is_no_tensor_or_has_other_dimensions_is_named():
+    q, k, v = tensors()
+    packed, caches, table = q[0].transpose(0, 1), torch.randn(4, 8, 2, 64).half(), torch.zeros(1, 2, dtype=torch.int32)
+    used, starts = torch.tensor([9], dtype=torch.int32), torch.tensor([0, 37], dtype=torch.int32)
+    given = packed, caches, caches, table, used, starts
+    for place, name in enumerate(("query", "k_cache", "v_cache", "block_table", "seqused_k", "cu_seqlens_q")):
+        for wrong, error in ((None, TypeError), (torch.tensor(1.5), ValueError)):
+            with pytest.raises(error, match=f"^{name} must "):
+                evoattn.attention_mixed(*given[:place], wrong, *given[place + 1 :], 37)
+    with pytest.raises(TypeError, match=r"^value must be a tensor, not list\.$"):
+        attention(q, k, [1, 2], enable_gqa=True, softcap=2.0)
+    rows = [one[0].transpose(0, 1) for one in (q, k, v)]
+    for words in ({"cu_seqlens_q": "x"}, {"cu_seqlens_k": starts[None]}, {"alibi_slopes": 3}, {"v": torch.tensor(1.5)}):
+        common = dict(zip("qkv", rows, strict=True), cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=37)
+        with pytest.raises((TypeError, ValueError), match=f"^{next(iter(words))} must "):
+            evoattn.flash_attn.flash_attn_varlen_func(**{**common, "max_seqlen_k": 45, **words})
+
+
+def test_a_longest_length_of_none_breaks_no_device():
+    """Rows were read out of no rows, after which a process can no longer use its device."""
+    rows, starts = torch.randn(5, 2, 8), torch.tensor([0, 5], dtype=torch.int32)
+    used, table = torch.tensor([9], dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)
+    assert evoattn.attention_mixed(rows, *torch.randn(2, 4, 8, 2, 8), table, used, starts, 0).shape == rows.shape

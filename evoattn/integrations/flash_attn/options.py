@@ -11,7 +11,7 @@ from torch import Tensor
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
 from evoattn.ops.call import Answer
-from evoattn.ops.given import call_of
+from evoattn.ops.given import call_of, require_tensors
 
 OPEN = -1
 """A side of a window that hides nothing; `None` is another word for it, as in FlashAttention 4."""
@@ -49,6 +49,10 @@ class Options:
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
     """The same of queries of 8 bits, packed or over a cache."""
+
+    def __post_init__(self) -> None:
+        given = (("alibi_slopes", self.slopes), ("the sinks", self.sinks))
+        require_tensors(**{name: tensor for name, tensor in given if tensor is not None})
 
     @property
     def is_local(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from evoattn.integrations.flash_attn import by_torch
 from evoattn.integrations.flash_attn.options import Options, answered, score_of, wants_gradients
 from evoattn.ops.call import Answer, answer_dtype
+from evoattn.ops.given import require_dims
 from evoattn.ops.torch_answer import NoKernel
 
 MOST_PADDING = 4
@@ -29,6 +30,9 @@ class Queries:
     uniform: bool | None = None
     """Whether each has `longest` rows, but for some at the end that have none. None where no rows lie behind the last
     sequence, so that their number says it."""
+
+    def __post_init__(self) -> None:
+        require_dims(1, "one dimension", cu_seqlens_q=self.bounds)
 
     @property
     def lengths(self) -> Tensor:

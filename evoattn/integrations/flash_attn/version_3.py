@@ -126,6 +126,8 @@ def flash_attn_varlen_func(
         return over_cache(q, queries, Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, table), options, qv)
     if cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k is needed: only a cache, of four dimensions, has seqused_k alone.")
+    require_dims(3, "three dimensions, [total, heads, head_dim]", q=q, k=k, v=v)
+    require_dims(1, "one dimension", cu_seqlens_k=cu_seqlens_k)
     if qv is not None:
         q, k = with_values(qv, q, k, v), side_by_side(v, k)
         v = k[..., : v.shape[-1]]
@@ -238,6 +240,8 @@ def flash_attn_with_kvcache(
     batch = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    elif cache_seqlens is not None:
+        require_dims(1, "one dimension", cache_seqlens=cache_seqlens)
     cache = Cache(k_cache, v_cache, batch, cache_seqlens, table, cache_batch_idx, cache_leftpad)
     start = cache.lengths if rotary_seqlens is None else rotary_seqlens
     rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin, rotary_interleaved)
