@@ -17,10 +17,12 @@ LOAD_CLOCKS = 700.0
 """From a load to its data where L2 or memory answers, in a busy card."""
 HELD = 0.7, 1.3
 """Of the size of L2: bytes up to which all are found there again, and from which on none."""
-CLUSTERS, CLUSTERS_OF = {4: 30, 6: 20, 8: 14}, 132
+CLUSTERS, CLUSTERS_ALONE, CLUSTERS_OF = {4: 30, 6: 20, 8: 14}, {6: 17}, 132
 """Clusters of so many blocks, one on an SM, that so many SMs run at once: a cluster lies within a part of the card, and
 what is left of that part is idle. In the campaigns 30 clusters of 4 blocks (60 with two on an SM) take as long as
-fewer on the H100 and the H200, and 31 take 1.3 to 1.8 times as long. So do more than 20 of 6, and 16 of 8."""
+fewer on the H100 and the H200, and 31 take 1.3 to 1.8 times as long. So do more than 20 of 6, and 16 of 8. Cards differ
+in which SMs they lack: by the driver an H200 runs 17 clusters of 6 that are alone on their SMs, and 39 with two on an
+SM. There 20 take 1.5 times as long as the same blocks without clusters."""
 TF32_SHARE = 0.5
 """Of the 16-bit matrix rate."""
 
@@ -71,7 +73,7 @@ class _Turns:
 
 def _places(work: LaunchWork, resident: int, gpu: GpuSpec) -> int:
     """Blocks that run at once."""
-    if clusters := CLUSTERS.get(work.cluster):
+    if clusters := (CLUSTERS | (CLUSTERS_ALONE if resident == 1 else {})).get(work.cluster):
         return max(1, clusters * gpu.sm_count // CLUSTERS_OF) * work.cluster * resident
     return gpu.sm_count * resident
 

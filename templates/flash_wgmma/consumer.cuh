@@ -136,14 +136,15 @@ private:
            (Mask::ROWS_DIFFER && end > work.mask.last_key(work.rows.query(first_row(work.tile))) + 1) ||
            (Mask::WINDOW && key_tile * BLOCK_N < work.mask.first_key(work.rows.query(first_row(work.tile) + 63)));
   }
-  // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
-  template <bool FIRST, bool MASKED> __device__ __forceinline__ bool softmax(int stage) {
+  // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added. OF_PART: FIRST
+  // of a part of the keys behind which others are, so that most rows see the whole tile.
+  template <bool FIRST, bool MASKED, bool OF_PART = false> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
     if constexpr (Terms::ANY) change_scores();
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
-    } else if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > work.seqlen_k))) {
-      if (Terms::MAY_HIDE && !hides_keys()) {  // all tiles are MASKED then
+    } else if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (!OF_PART && (key_tile + 1) * BLOCK_N > work.seqlen_k)))) {
+      if ((Terms::MAY_HIDE || OF_PART) && !hides_keys()) {  // with MAY_HIDE all tiles are MASKED
       } else if constexpr (GROUP_ROWS) {
         const auto low = work.mask.keys_from(work.rows.query(lane_row(work.tile)), 0),
                    high = work.mask.keys_from(work.rows.query(lane_row(work.tile) + 8), 0);
@@ -225,7 +226,7 @@ private:
     keys_came = mbarrier_test_wait(barrier(Smem::K_FULL, next.stage), next.parity);
   }
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
-  template <bool FIRST, bool MASKED, bool NEWER> __device__ __forceinline__ bool finish_qk() {
+  template <bool FIRST, bool MASKED, bool NEWER, bool OF_PART = false> __device__ __forceinline__ bool finish_qk() {
     // Beside the product.
     if constexpr (Scales::BY_BLOCK) running.take(smem_address + Smem::TOLD + Smem::TOLD_BYTES * ring.stage, lane);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
@@ -238,10 +239,10 @@ private:
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
     // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
     // copy's writes.
-    if constexpr (FIRST && PERSISTENT && Q_IN_REGISTERS) {
+    if constexpr (FIRST && !OF_PART && PERSISTENT && Q_IN_REGISTERS) {
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
-    const bool rescale = softmax<FIRST, MASKED>(ring.stage);
+    const bool rescale = softmax<FIRST, MASKED, OF_PART>(ring.stage);
     key_tile -= KEY_STEP;
     if constexpr (looks_back(RESCALE)) release(barrier(Smem::K_EMPTY, ring.stage));
     return rescale;
@@ -396,7 +397,7 @@ private:
     if constexpr (OVERLAP) start_pv();
     const RowState of_part = state;
     state.clear();
-    if constexpr (BESIDE) pass_turn(), finish_qk<false, true, true>();
+    if constexpr (BESIDE) pass_turn(), finish_qk<true, false, true, true>();
     if constexpr (OVERLAP) finish_pv();
     __syncwarp();  // the lane that released V is back: wgmma wants whole warps
     if constexpr (KEEPS) keep_part(of_part);
@@ -405,7 +406,7 @@ private:
       __syncwarp();
       start_qk();
       if constexpr (OVERLAP) pass_turn();
-      finish_qk<false, true, false>();
+      finish_qk<true, false, false, true>();
       __syncwarp();
     }
     fresh = true;
