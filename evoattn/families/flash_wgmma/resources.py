@@ -448,6 +448,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     copies = keys // math.gcd(keys, problem.page) * _widths(problem) / 64 if problem.page else 0.0
     # Blocks that share tiles of rows evenly are counted as one for each tile of keys.
     shares, pace = mean if shares_sequences(problem, genes) else 1.0, _pace(problem, genes)
+    keys_lie = problem.batch_invariant and genes.RESCALE == "lazy_after" and genes.STAGES > 1  # till no row is raised
+    lying = problem.head_dim_v + problem.head_dim * keys_lie
     return (
         LaunchWork(
             "flash_wgmma",
@@ -466,9 +468,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             longest_first=(problem.causal or bool(problem.blocks))
             and not (problem.varlen and problem.page)  # where single tokens may have the most keys
             and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
-            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v)
-            * keys
-            * ELEMENT_BYTES,
+            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - lying) * keys * ELEMENT_BYTES,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
