@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from evoattn.backends import tensor_map
+from evoattn.backends.base import LaunchError
 from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
 from evoattn.backends.platform import Platform, error_of
 from evoattn.families.base import starts_zeroed
@@ -35,6 +37,8 @@ SCALARS = {"int32": struct.Struct("<i"), "int64": struct.Struct("<q"), "float32"
 SLOT = 8
 """Bytes of an argument that is no tensor map: the widest is an address or an int64."""
 MAP_SLOTS = tensor_map.BYTES // SLOT
+ELSEWHERE = 1 << 20
+"""Bytes to another address, whose memory is not touched."""
 
 Place = tuple[int, int]
 """Where a buffer lies: its index among the addresses of a call, and bytes behind that address."""
@@ -61,14 +65,14 @@ class Binding:
         self._slots = memoryview(memory).cast("B").cast("Q")[skipped:]
         self._maps = [(one, i * MAP_SLOTS, places[one.buffer]) for i, one in enumerate(maps)]
         first = len(maps) * MAP_SLOTS
-        self._words = [(first + i, *places[one.name]) for i, one in enumerate(buffers)]
+        self._buffers = [(first + i, *places[one.name]) for i, one in enumerate(buffers)]
         """Slots that hold an address: the slot, the address's index among a call's, bytes behind it."""
         first += len(buffers)
         for i, one in enumerate(numbers, first):
             SCALARS[one.ctype].pack_into(memory, (skipped + i) * SLOT, one.value)
         self._sequences = [i for i, one in enumerate(numbers, first) if one.name == SEQUENCES]
         of_kind = {TensorMap: iter(range(0, first, MAP_SLOTS)), Scalar: iter(range(first, slots))}
-        of_buffer = {one: slot for one, (slot, *_) in zip(buffers, self._words, strict=True)}
+        of_buffer = {one: slot for one, (slot, *_) in zip(buffers, self._buffers, strict=True)}
         self.arguments = [
             [
                 self._begin + SLOT * (of_buffer[one] if isinstance(one, Buffer) else next(of_kind[one.__class__]))
@@ -77,13 +81,13 @@ class Binding:
             for launch in launches
         ]
         """Where in host memory those of each launch are."""
-        self.addresses = 1 + max((place[0] for *_, place in self._maps), default=-1)
-        self.addresses = max([self.addresses, *(1 + index for _, index, _ in self._words)])
+        used = [*(index for _, index, _ in self._buffers), *(index for *_, (index, _) in self._maps)]
+        self.addresses = 1 + max(used, default=-1)
         """How many of a call's addresses, the first ones, hold all that the launches read and write."""
         self._sized = [one for one in self._maps if one[0].rows_at is not None]
         """Maps that say how many rows there are."""
-        self._moved = [(slot, *place) for one, slot, place in self._maps if one.rows_at is None]
-        """The others, as `_words`, until it is known that the first word of one is its address."""
+        self._words, self._moved = list(self._buffers), list[tuple[int, int, int]]()
+        """With the maps whose address is their first word; the other maps, which the driver moves."""
         self._sizes: tuple[int, int] | None = None
         self._bound: tuple[int, ...] | None = None
 
@@ -94,17 +98,12 @@ class Binding:
         before, self._bound = self._bound, None
         slots = self._slots
         if before is None:
-            self._sizes = None
-            for one, slot, (index, offset) in self._maps:
-                self._platform.encode_map(one, addresses[index] + offset, self._begin + slot * SLOT)
+            self._encode(addresses)
         for slot, index, offset in self._words:
             slots[slot] = addresses[index] + offset
-        if before is not None:
-            if self._moved:
-                self._move(before, addresses)
-            for _, slot, (index, offset) in self._sized if sizes == self._sizes else ():
-                if before[index] != addresses[index]:
-                    self._platform.move_map(self._begin + slot * SLOT, addresses[index] + offset)
+        for slot, index, offset in self._moved:
+            if before is None or before[index] != addresses[index]:
+                self._platform.move_map(self._begin + slot * SLOT, addresses[index] + offset)
         if sizes is not None and sizes != self._sizes:
             sequences, rows = sizes
             for slot in self._sequences:
@@ -114,16 +113,19 @@ class Binding:
             self._sizes = sizes
         self._bound = addresses
 
-    def _move(self, before: tuple[int, ...], addresses: tuple[int, ...]) -> None:
-        """Have the driver point tensor maps at other addresses. One in which it changes the first word alone, to the
-        address, is written to like the other slots from then on. Raises `LaunchError`."""
-        for one in [one for one in self._moved if before[one[1]] != addresses[one[1]]]:
-            slot, index, offset = one
-            address, content = addresses[index] + offset, self._slots[slot : slot + MAP_SLOTS].tolist()
-            self._platform.move_map(self._begin + slot * SLOT, address)
-            if self._slots[slot : slot + MAP_SLOTS].tolist() == [address, *content[1:]]:
-                self._words.append(one)
-                self._moved.remove(one)
+    def _encode(self, addresses: tuple[int, ...]) -> None:
+        """Make the tensor maps, and learn which have their address in the first word and nowhere else, as the driver
+        shows that moves one: it takes several times as long as a write. Raises `LaunchError`."""
+        self._sizes, self._words, self._moved = None, list(self._buffers), []
+        for one, slot, (index, offset) in self._maps:
+            at, address = self._begin + slot * SLOT, addresses[index] + offset
+            self._platform.encode_map(one, address, at)
+            made, moved = self._slots[slot : slot + MAP_SLOTS].tolist(), []
+            with contextlib.suppress(LaunchError):
+                self._platform.move_map(at, address + ELSEWHERE)
+                moved = self._slots[slot : slot + MAP_SLOTS].tolist()
+            plain = made[0] == address and moved == [address + ELSEWHERE, *made[1:]]
+            (self._words if plain else self._moved).append((slot, index, offset))
 
 
 class LaunchArguments:

@@ -1,6 +1,7 @@
 """`evoattn.attention` with a fake device: what reaches the launch, and that the answer is right; under autocast, and
 with a value of another head_dim than key's, which may be key's first columns."""
 
+import ctypes
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +13,7 @@ import evoattn
 from evoattn.ops.attention import attention, attention_paged, attention_varlen
 from evoattn.ops.explain import explain
 from evoattn.ops.runtime import Runtime, current
-from tests.ops.fake_device import near, reference, tensors
+from tests.ops.fake_device import FakeDevice, fake_runtime, near, reference, tensors
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -76,10 +77,31 @@ def test_the_second_call_decides_and_encodes_nothing(device):
     assert device.launches[-1].addresses[1:3] == (k.data_ptr(), v.data_ptr())
     moved = len(device.moved)
     attention(q, k, v, enable_gqa=True, out=out)
-    assert len(device.moved) == moved + 1, "only the query's address had changed"
+    assert device.launches[-1].addresses[0] == q.data_ptr()
+    assert len(device.moved) == moved, "the driver has shown where a map has its address"
     assert len(device.encoded) == encoded + 4, "out has a plan of its own"
-    attention(q, k, v, enable_gqa=True, out=out)
-    assert len(device.moved) == moved + 1
+
+
+class Elsewhere(FakeDevice):
+    """Whose tensor maps say twice where they lie."""
+
+    def move_map(self, destination, address):
+        super().move_map(destination, address)
+        ctypes.c_uint64.from_address(destination + 24).value = address
+
+
+def test_the_driver_moves_a_map_whose_address_is_not_its_first_word_alone(tmp_path):
+    (q, k, v), device = tensors(), Elsewhere()
+    with current.use(fake_runtime(device, tmp_path)):
+        for _ in range(2):
+            attention(q, k, v, enable_gqa=True, out=(out := torch.empty_like(q)))
+            assert near(out, reference(q, k, v))
+        moved = len(device.moved)
+        attention(q.clone(), k, v, enable_gqa=True, out=out)
+        attention(q, k, v, enable_gqa=True, out=out)
+        assert len(device.moved) == moved + 2, "only the query's address had changed"
+        attention(q, k, v, enable_gqa=True, out=out)
+        assert len(device.moved) == moved + 2 and near(out, reference(q, k, v))
 
 
 def test_out(device):
