@@ -133,6 +133,7 @@ class CallPlan(Plan):
         "_bound",
         "_given",
         "_has_more",
+        "_lse",
         "_sizes",
         "_stream",
         "lse_shape",
@@ -155,6 +156,7 @@ class CallPlan(Plan):
         problem: AttentionProblem = choice.problem
         self.words = choice.words
         self.lse_shape = problem.lse_shape if problem.lse else None
+        self._lse: Tensor | None = None
         self.unlike_query = problem.value_dim > 0 or problem.answer != problem.element
         self.shared_kv = problem.shared_kv
         self._given = given
@@ -185,8 +187,7 @@ class CallPlan(Plan):
             return APART
         if self._has_more:
             scratch = zeros = None
-            # What is made is named until launches are enqueued: nobody else gets its memory.
-            _made, places = self._read(call.terms) if self._given else ((), ())
+            _made, places = self._read(call.terms) if self._given else ((), ())  # named: nobody gets its memory
             if self._scratch_bytes or self._zeroed_bytes:
                 try:
                     scratch, zeros = self._memory(fourth.device, stream, call.compiled)
@@ -205,7 +206,11 @@ class CallPlan(Plan):
             if addresses != self._bound or (self._sizes is not None and self._sizes != call.sizes):
                 if 0 in addresses[:4] or FREED in addresses:
                     return NO_MEMORY
-                self._bind(call, addresses)
+                self._bound = ()
+                if self._sizes is not None:
+                    self._sizes = call.sizes
+                self.launches[0].binding.bind(addresses, self._sizes)
+                self._bound = addresses
             if stream != self._stream:
                 for launch in self.launches:
                     launch.set_stream(stream)
@@ -215,13 +220,14 @@ class CallPlan(Plan):
                     launch_again(self._platform, self.index, launch, status)
         return ""
 
-    def _bind(self, call: Call | Packed, addresses: tuple[int, ...]) -> None:
-        """Have the next launches be of these addresses, and of the call's sizes."""
-        self._bound = ()
-        if self._sizes is not None:
-            self._sizes = call.sizes
-        self.launches[0].binding.bind(addresses, self._sizes)
-        self._bound = addresses
+    def empty_lse(self, query: Tensor, compiled: bool) -> Tensor:
+        """A log-sum-exp to be written, by the function that has made the answer: behind it another takes three times as
+        long. It is like one element, which is of no graph's pool."""
+        if self._lse is None:
+            if compiled or self._platform.capturing():
+                return query.new_empty(self.lse_shape or (), dtype=torch.float32)
+            self._lse = query.new_empty((), dtype=torch.float32).expand(self.lse_shape or ())
+        return torch.empty_like(self._lse)
 
     def _read(self, terms: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Sequence[int]]:
         """What was made of terms so that kernels read them, and the addresses of those that there are, `FREED` where

@@ -184,9 +184,7 @@ class Runtime:
         query, value, out = call.query, call.value, call.out
         if out is None:
             out = out_like(query, value) if plan.unlike_query else torch.empty_like(query)
-        lse = None
-        if plan.lse_shape is not None:
-            lse = query.new_empty(plan.lse_shape, dtype=torch.float32)
+        lse = None if plan.lse_shape is None else plan.empty_lse(query, call.compiled)
         reason = self._launched(plan, call, (query, call.key, value, out), lse)
         if lse is not None and lse.shape[2] > query.shape[2]:  # the plan has room for more
             lse = lse[..., : query.shape[2]]
