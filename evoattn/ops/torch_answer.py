@@ -158,7 +158,7 @@ def _is_lost_by_vmap(mask: Tensor) -> bool:
     """Whether torch's rule of `vmap` for its CUDA kernels raises (2.11): it joins the batches of query with those of
     the transform, but not those of a mask that is the same in all."""
     functorch = torch._C._functorch
-    if functorch.peek_interpreter_stack() is None or not isinstance(mask, Tensor):
+    if torch.compiler.is_compiling() or functorch.peek_interpreter_stack() is None or not isinstance(mask, Tensor):
         return False
     return mask.dim() == 4 and mask.shape[0] > 1 and not functorch.is_batchedtensor(mask)
 

@@ -17,7 +17,7 @@ from evoattn.ops.call import Call, why_not_devices
 from evoattn.ops.explain import explain, warmup
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import SDPA, NoKernel
-from tests.ops.fake_device import fake_runtime, near, tensors
+from tests.ops.fake_device import Graphs, fake_runtime, near, tensors
 
 
 def fallbacks():
@@ -317,3 +317,21 @@ def test_a_longest_length_of_none_breaks_no_device():
     rows, starts = torch.randn(5, 2, 8), torch.tensor([0, 5], dtype=torch.int32)
     used, table = torch.tensor([9], dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)
     assert evoattn.attention_mixed(rows, *torch.randn(2, 4, 8, 2, 8), table, used, starts, 0).shape == rows.shape
+
+
+def test_compilers_are_no_transforms(monkeypatch):
+    mask, found = torch.ones(2, 1, 1, 3), []
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: len(found) == 1)
+    for _ in range(2):
+        torch.vmap(lambda x: found.append(torch_answer._is_lost_by_vmap(mask)) or x)(mask)
+    assert found == [True, False]
+
+
+@pytest.mark.slow
+def test_a_mask_of_batches_in_compiled_code_is_sdpas():
+    """There a look for transforms found one, and all scores were made."""
+    q, k, v = tensors(seqlen_q=5, seqlen_k=5, dtype=torch.float32)
+    graphs, mask = Graphs(), torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    torch.compile(lambda q: attention(q, k, v, attn_mask=mask, enable_gqa=True), backend=graphs, fullgraph=True)(q)
+    names = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    assert any("scaled_dot_product_attention" in name for name in names) and not any("math" in name for name in names)
