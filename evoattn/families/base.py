@@ -247,8 +247,9 @@ class Family(ABC):
         the same bits of each row that both serve."""
         return {}
 
-    def over_eight_bits(self, config: KernelConfig) -> KernelConfig | None:
-        """What is often fast over a cache of 8 bits where the config is over one of 16; None where nothing is known."""
+    def over_eight_bits(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> KernelConfig | None:
+        """What is often fast for a problem over a cache of 8 bits where the config is over one of 16; None where
+        nothing is known."""
         return None
 
     def whole_space(self, gpu: GpuSpec) -> SearchSpace:

@@ -111,6 +111,7 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
         return None
     if (end := climbs.get((about, gpu))) is None:
         kernels, genes, timed = _begin(about, gpu, listed)
+        kernels += _over_eight_bits(about, gpu, climbs)
         if not kernels:
             return None
         end = climbed(kernels, about, gpu, genes, timed, filled(about))
@@ -125,12 +126,12 @@ def _kept(about: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> Pick | N
 
 
 def _over_eight_bits(problem: AttentionProblem, gpu: GpuSpec, climbs: ClimbCache) -> list[KernelConfig]:
-    """For few queries over a cache of 8 bits, where the model is least sure, what the pick over one of 16 becomes. Of
-    13 short caches on an H200 the pick took 1.130 times that pick's time, the faster of both 1.038 (2026-11-29)."""
-    if not problem.kv or problem.shared_kv or problem.rotary_apart or not is_few(problem):
+    """Over a cache of 8 bits what the pick over one of 16 becomes. Of 13 short caches on an H200 the pick took 1.130
+    times that pick's time, the faster of both 1.038 (2026-11-29)."""
+    if not problem.kv or problem.shared_kv or problem.rotary_apart:
         return []
     wide = None if problem.batch_invariant else _kept(canonical(problem.with_(kv="", scales="")), gpu, climbs)
-    found = wide and registry.lookup(wide.family).over_eight_bits(wide.config)
+    found = wide and registry.lookup(wide.family).over_eight_bits(problem, wide.config, gpu)
     return [found] if found and _can_run(found, problem, gpu) else []
 
 
@@ -157,6 +158,8 @@ def _begin(
     if problem.batch_invariant:
         return *_by_recipe(problem, gpu, listed), []
     fast, every = listed.of(problem) if listed else ([], [])
+    if listed and not any(registry.lookup(c.family).may_win(problem) for c in every):  # timed for fewer queries alone
+        every += [listed.kernels[i] for i in listed.general]
     split = [_split(config, problem, gpu) for config in every]
     able = [c for c in chain.from_iterable(split) if _can_run(c, problem, gpu)]
     genes = dict(_genes_of(listed)) if listed else {}

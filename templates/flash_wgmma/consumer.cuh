@@ -27,6 +27,7 @@ struct Consumer : Sums {
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
+  KeyScales<Scales::BY_KEY ? BLOCK_N / 4 : 1>& key_scales;
   SeenKeys<2, BLOCK_N>& seen;
   const float softmax_scale_log2;
   const float cap_scale;  // SOFTCAP: the softmax scale / cap
@@ -53,6 +54,7 @@ struct Consumer : Sums {
         state(f.state),
         head_terms(f.head_terms),
         bias(f.bias),
+        key_scales(f.key_scales),
         seen(f.seen),
         between(f.between),
         softmax_scale_log2(softmax_scale_log2),
@@ -124,6 +126,15 @@ private:
       listed.load_seen(seen, lane_row(work.tile), listed.up(key_tile), lane);
     }
   }
+  // Of the tile of keys from `first` on.
+  template <class Of> __device__ __forceinline__ void load_key_scales(const Of& scales, int first) {
+    const auto& given = work.terms.given;
+    const int batch = work.tile.batch;
+    const KeyPages pages{given.table + batch * int64_t(given.table_pages), given.page_bits, given.kv_rows,
+                         work.seqlen_k};
+    key_scales.template load<PAGED>(scales.k, scales.v, pages, VARLEN ? 0 : batch, work.kv_head(work.tile),
+                                    VARLEN ? work.sequence.first_key : 0, first, lane);
+  }
   __device__ __forceinline__ void mask_listed() {
     const int row = lane_row(work.tile);
     const FirstPair first{work.tile.batch, work.rows.head(work.tile, row), row, listed_key + lane % 4 * 2};
@@ -140,7 +151,10 @@ private:
   // of a part of the keys behind which others are, so that most rows see the whole tile.
   template <bool FIRST, bool MASKED, bool OF_PART = false> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
+    if constexpr (Scales::BY_KEY) key_scales.scale(s);
     if constexpr (Terms::ANY) change_scores();
+    if constexpr (Scales::BY_KEY) key_scales.weigh(s, scale_of_scores());
+    const float sums_before[2] = {state.sum[0], state.sum[1]};
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
     } else if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (!OF_PART && (key_tile + 1) * BLOCK_N > work.seqlen_k)))) {
@@ -172,6 +186,11 @@ private:
           if constexpr (Terms::ANY) change_scores();
         });
     if constexpr (Scales::BY_BLOCK && !FIRST) change_factor();
+    if constexpr (Scales::BY_KEY) {  // ALWAYS: all sums are multiplied by the factor
+#pragma unroll
+      for (int row = 0; row < 2; ++row) state.sum[row] = FIRST ? sums_before[row] : sums_before[row] * factor[row];
+      key_scales.add(state.sum, s);
+    }
     return rescale;
   }
   // O has the unit of V's scale of the tile before, and gets that of this one.
@@ -230,6 +249,7 @@ private:
     // Beside the product.
     if constexpr (Scales::BY_BLOCK) running.take(smem_address + Smem::TOLD + Smem::TOLD_BYTES * ring.stage, lane);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
+    if constexpr (Scales::BY_KEY) key_scales.take(lane), load_key_scales(scales, (key_tile - KEY_STEP) * BLOCK_N);
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
     pin_registers(scores());
@@ -350,6 +370,7 @@ private:
         ring.advance();
       }
     }
+    if constexpr (Scales::BY_KEY) load_key_scales(scales, key_tile * BLOCK_N);
   }
   // All tiles of keys but the first.
   __device__ __forceinline__ void rest_of_keys() {

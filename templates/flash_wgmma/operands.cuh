@@ -18,6 +18,8 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int LANE_R
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
   static constexpr int TRANSPOSERS = 0;          // warps that turn V round: it is multiplied as it lies
+  static constexpr bool CONVERTS = false;        // nor do they make K and V of others
+  using LoadedKeys = TensorTile<HEAD_DIM>;       // K as it comes
   static constexpr bool VALUES_IN_KEYS = false;  // V has tiles of its own
   static constexpr int HELPERS = 0, COLUMN_SHARERS = 1, HANDED_BYTES = 0;  // see latent_wgmma/operands.cuh
   using Range = WholeRange;                                                // of P
@@ -41,7 +43,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int LANE_R
 
 // Numbers that need no scales.
 struct NoScales {
-  static constexpr bool GIVEN = false, BY_BLOCK = false;
+  static constexpr bool GIVEN = false, BY_BLOCK = false, BY_KEY = false;
   using Running = NoBlockScales;
   using Ahead = NoScalesAhead;
   __device__ __forceinline__ float of_scores(int batch, int kv_head) const { return 1.f; }

@@ -5,6 +5,7 @@
 #include "device/ptx/wgmma.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 #include "flash_wgmma/epilogue.cuh"
+#include "flash_wgmma/key_scales.cuh"
 
 // What a warpgroup holds in arrays. They lie apart from a consumer's numbers: the compiler takes an object to registers
 // as a whole, and one with an array only once the loops over it are unrolled, which costs registers.
@@ -23,6 +24,7 @@ struct Fragments {
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
   float inverse[2];                                         // of the sums of a tile of rows
+  KeyScales<Scales::BY_KEY ? BLOCK_N / 4 : 1> key_scales;   // of the tile of keys at hand
   SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
 };
 

@@ -47,8 +47,9 @@ struct Producer : TileFinder {
 
 private:
   __device__ __forceinline__ void copy() {
-    const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, smem_address + Smem::K, barrier(Smem::K_FULL, 0),
-                                                  barrier(Smem::K_EMPTY, 0)};
+    const TileRing<typename Operands::LoadedKeys, BLOCK_N, STAGES> k_ring{k_map, smem_address + Smem::LOADED_KEYS,
+                                                                          barrier(Smem::KEYS_LOADED_FULL, 0),
+                                                                          barrier(Smem::KEYS_LOADED_EMPTY, 0)};
     const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, smem_address + Smem::LOADED,
                                                        barrier(Smem::LOADED_FULL, 0), barrier(Smem::LOADED_EMPTY, 0)};
     start();
@@ -59,10 +60,11 @@ private:
       if constexpr (!PERSISTENT) break;
       move_on(round);
     }
-    if constexpr (Operands::TRANSPOSERS > 0) {  // no V comes any more
-      mbarrier_wait(barrier(Smem::LOADED_EMPTY, ring.stage), ring.parity ^ 1);
+    if constexpr (Operands::TRANSPOSERS > 0) {  // no V comes any more, and no K that CONVERTS
+      constexpr bool KEYS = Operands::CONVERTS;
+      mbarrier_wait(barrier(KEYS ? Smem::KEYS_LOADED_EMPTY : Smem::LOADED_EMPTY, ring.stage), ring.parity ^ 1);
       write_shared_word(smem_address + Smem::LAST + 4 * ring.stage, 1);
-      mbarrier_arrive(barrier(Smem::LOADED_FULL, ring.stage));
+      mbarrier_arrive(barrier(KEYS ? Smem::KEYS_LOADED_FULL : Smem::LOADED_FULL, ring.stage));
     }
   }
 

@@ -29,22 +29,28 @@ struct SharedLayout {
   static constexpr int V = IN_KEYS ? K : K + STAGES * K_TILE_BYTES;                     // [STAGES]
   static constexpr bool TURNS = Operands::TRANSPOSERS > 0;                              // V comes to a ring of its own
   static constexpr int LOADED = TURNS ? V + STAGES * V_TILE_BYTES : V;                  // [STAGES]
-  static constexpr int HANDED = LOADED + STAGES * LOADED_TILE_BYTES;                    // what warpgroups hand over
+  static constexpr bool CONVERTS = Operands::CONVERTS;                                  // K too
+  static constexpr int LOADED_END = LOADED + STAGES * LOADED_TILE_BYTES;
+  static constexpr int LOADED_KEYS = CONVERTS ? LOADED_END : K;  // [STAGES]
+  static constexpr int HANDED =                                  // what warpgroups hand over
+      CONVERTS ? LOADED_KEYS + STAGES * Operands::LoadedKeys::bytes(BLOCK_N) : LOADED_END;
   static constexpr int RINGS_END = HANDED + Operands::HANDED_BYTES;
   static constexpr int O = O_CHUNKS || SUM_IN_SHARED ? RINGS_END : 0;  // [WARPGROUPS]
   static constexpr int SUMS = RINGS_END;                               // [WARPGROUPS], before O
   // Results of the blocks of a cluster: [SLOTS][WARPGROUPS].
   static constexpr int PARTIALS = RINGS_END + WARPGROUPS * (O_CHUNKS * O_CHUNK_BYTES + SUM_BYTES);
-  static constexpr int Q_FULL = PARTIALS + SLOTS * SLOT_BYTES;                     // [WARPGROUPS] barriers
-  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                          // [WARPGROUPS]
-  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                          // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                              // [STAGES]
-  static constexpr int V_FULL = IN_KEYS ? K_FULL : K_EMPTY + 8 * STAGES;           // [STAGES]
-  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                              // [STAGES]
-  static constexpr int LOADED_FULL = TURNS ? V_EMPTY + 8 * STAGES : V_FULL;        // [STAGES]
-  static constexpr int LOADED_EMPTY = TURNS ? LOADED_FULL + 8 * STAGES : V_EMPTY;  // [STAGES]
-  static constexpr int PARTIALS_FULL = LOADED_EMPTY + 8 * STAGES;
-  static constexpr int LAST = PARTIALS_FULL + 8;                // TURNS, [STAGES] words: no V comes here any more
+  static constexpr int Q_FULL = PARTIALS + SLOTS * SLOT_BYTES;                                  // [WARPGROUPS] barriers
+  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                                       // [WARPGROUPS]
+  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                                       // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                                           // [STAGES]
+  static constexpr int V_FULL = IN_KEYS ? K_FULL : K_EMPTY + 8 * STAGES;                        // [STAGES]
+  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                                           // [STAGES]
+  static constexpr int LOADED_FULL = TURNS ? V_EMPTY + 8 * STAGES : V_FULL;                     // [STAGES]
+  static constexpr int LOADED_EMPTY = TURNS ? LOADED_FULL + 8 * STAGES : V_EMPTY;               // [STAGES]
+  static constexpr int KEYS_LOADED_FULL = CONVERTS ? LOADED_EMPTY + 8 * STAGES : K_FULL;        // [STAGES]
+  static constexpr int KEYS_LOADED_EMPTY = CONVERTS ? KEYS_LOADED_FULL + 8 * STAGES : K_EMPTY;  // [STAGES]
+  static constexpr int PARTIALS_FULL = (CONVERTS ? KEYS_LOADED_EMPTY : LOADED_EMPTY) + 8 * STAGES;
+  static constexpr int LAST = PARTIALS_FULL + 8;                // TURNS, [STAGES] words: no more comes here
   static constexpr int TILE = LAST + (TURNS ? 4 * STAGES : 0);  // [2] a tile of rows, as the producer hands it over
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
   static constexpr int TILE_BYTES = 4 * TILE_WORDS;
@@ -62,11 +68,14 @@ struct SharedLayout {
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
-    init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS * Operands::COLUMN_SHARERS);
+    init(K_FULL, STAGES, CONVERTS ? Operands::TRANSPOSERS : COPIERS),
+        init(K_EMPTY, STAGES, 4 * WARPGROUPS * Operands::COLUMN_SHARERS);
     if constexpr (!IN_KEYS)
       init(V_FULL, STAGES, TURNS ? Operands::TRANSPOSERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
     if constexpr (TURNS) {
       init(LOADED_FULL, STAGES, COPIERS), init(LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
+      if constexpr (CONVERTS)
+        init(KEYS_LOADED_FULL, STAGES, COPIERS), init(KEYS_LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
 #pragma unroll
       for (int i = 0; i < STAGES; ++i) write_shared_word(smem_address + LAST + 4 * i, 0);
     }

@@ -1,11 +1,11 @@
 // operands.cuh: how numbers of 8 bits (e4m3) lie as operands of wgmma and of mma. Tensor maps bring them as columns of
 // 16 bits. Those of 16 bits: flash_wgmma/operands.cuh.
 #include "device/ptx/e4m3.cuh"
-#include "device/ptx/load_constant.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/copy/ring_position.cuh"
+#include "flash_wgmma/head_scales.cuh"
 #include "flash_wgmma/running_scales.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 #include "fp8_wgmma/value_tile.cuh"
@@ -30,6 +30,8 @@ struct EightBitOperands {
   static constexpr int VALUE_BYTES = Value::BYTES;
   static constexpr int FREE_WARPS = 3;  // beside the one that copies
   static constexpr int TRANSPOSERS = TURNED ? 0 : FREE_WARPS;
+  static constexpr bool CONVERTS = false;  // K is multiplied as it comes
+  using LoadedKeys = TensorTile<ROW_COLUMNS>;
   static constexpr bool VALUES_IN_KEYS = false;                            // V has tiles of its own
   static constexpr int HELPERS = 0, COLUMN_SHARERS = 1, HANDED_BYTES = 0;  // see latent_wgmma/operands.cuh
   using Range = E4m3Range;
@@ -79,24 +81,9 @@ struct EightBitOperands {
   }
 };
 
-// By which the numbers of 8 bits of a head of a sequence are multiplied; BY_BLOCK those of a block of rows.
-struct HeadScales {
-  const float* scales;
-  int64_t batch_stride, head_stride, block_stride;
-  __device__ __forceinline__ float of(int batch, int head) const {
-    return __ldg(scales + batch * batch_stride + head * head_stride);
-  }
-  // BY_BLOCK: where a head's begin, and one of them. There are fewer than 2^31.
-  __device__ __forceinline__ int of_head(int batch, int head) const {
-    return batch * int(batch_stride) + head * int(head_stride);
-  }
-  __device__ __forceinline__ float of_block(int first, int block) const {
-    return load_constant(scales + (first + block * int(block_stride)));
-  }
-};
 // Q's too are of K/V heads, but BY_BLOCK; without OF_QUERIES it has none here.
 template <bool OF_BLOCKS, int ROWS, bool OF_QUERIES> struct ScalesOf {
-  static constexpr bool GIVEN = true, BY_BLOCK = OF_BLOCKS;
+  static constexpr bool GIVEN = true, BY_BLOCK = OF_BLOCKS, BY_KEY = false;
   using Running = typename RunningScales<OF_BLOCKS, ROWS>::Type;
   using Ahead = typename RunningScales<OF_BLOCKS, ROWS>::Ahead;
   HeadScales q, k, v;

@@ -21,6 +21,12 @@ MMA = dict(
     BLOCK_M=32, BLOCK_N=32, WARPS=2, KEY_WARPS=1, STAGES=2, SCHEDULE="together", SMEM_LAYOUT="swizzled",
     Q_PLACE="direct", RESCALE="vote", ROW_SUM="add", O_STORE="shared", BLOCK_ORDER="rows", BLOCKS_PER_SM=1,
 )  # fmt: skip
+WGMMA = dict(
+    BLOCK_M=128, BLOCK_N=64, STAGES=2, BLOCKS_PER_SM=1, PRODUCER="warpgroup", OVERLAP=True, PING_PONG=False,
+    RESCALE="always", KEY_SPLIT=1, SCHEDULE="single", TILE_ORDER="by_head", CAUSAL_SKIP=False, POLYNOMIAL_EIGHTHS=0,
+    Q_IN_REGISTERS=True, STORE="rows", PART_TILES=0, PARTS_MERGE="memory", KEYS_AT_ONCE=0, GROUP_ROWS=False,
+)  # fmt: skip
+GENES = {"split_kv": SPLIT, "flash_mma": MMA, "flash_wgmma": WGMMA}
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "BLOCK_N": 32, "DOT_LANES": 8, "VECTOR_BYTES": 8}
 NARROW = {"BLOCK_N": 32}
 RING, TMA = {"LOAD": "cp_async", "STAGES": 2}, {"LOAD": "tma", "STAGES": 2, "MERGE": "cluster"}
@@ -28,6 +34,9 @@ OVERLAP = {"SCHEDULE": "overlapped", "O_STORE": "direct"}
 PADDED = {"SMEM_LAYOUT": "padded", "STAGES": 1, "SCHEDULE": "split"}
 SPLIT_KEYS = {"KEY_WARPS": 2, "SCHEDULE": "split", "BLOCK_N": 64}
 LAZY, KEYS = {"RESCALE": "lazy", "ROW_SUM": "mma"}, {"KEY_WARPS": 2, "BLOCK_M": 16, "WARPS": 1}
+ROWS, AGAIN = {"GROUP_ROWS": True}, {"GROUP_ROWS": True, "RESCALE": "lazy_after", "Q_IN_REGISTERS": False}
+SHARED = {"STAGES": 1, "Q_IN_REGISTERS": False, "STORE": "tensor_map"}
+SHARERS = {"BLOCK_M": 64, "KEY_SPLIT": 3, "RESCALE": "lazy_8", "POLYNOMIAL_EIGHTHS": 2}
 SHAPE = "B=2,H=4,Hkv=2,Sk=239,"
 RIGHT = [
     ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3", {}, "h100", "large_logits"),
@@ -51,11 +60,19 @@ RIGHT = [
     ("flash_mma", "Sq=9,D=64,dtype=e4m3,scales=head,seqused=1:239,page=16", {"SMEM_LAYOUT": "padded"}, "l4", "plain"),
     ("flash_mma", "Sq=9,D=32,Dv=64,dtype=int8,scales=head,mask=causal,lse=1", SPLIT_KEYS, "a100", "extreme_terms"),
     ("flash_mma", "Sq=40,D=64,dtype=int8,varlen=1:200,sink=1", LAZY | KEYS, "h100", "large_logits"),
+    ("flash_wgmma", "Sq=70,D=64,dtype=bf16,kv=e4m3,mask=causal_lower_right,lse=1", AGAIN, "h200", "large_logits"),
+    ("flash_wgmma", "Sq=40,D=96,dtype=fp16,kv=e5m2,scales=head,layout=bshd", {"BLOCK_N": 48}, "h100", "extreme_terms"),
+    ("flash_wgmma", "Sq=40,D=128,dtype=bf16,kv=int8,seqused=0:239,page=16,softcap=5,sink=1", ROWS, "h100", "plain"),
+    ("flash_wgmma", "Sq=40,D=64,Dv=32,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=64", ROWS, "h100", "plain"),
+    ("flash_wgmma", "Sq=40,D=256,dtype=bf16,kv=e4m3,scales=head,window=70:0", SHARED, "h100", "extreme_terms"),
+    ("flash_wgmma", "Sq=40,D=64,dtype=bf16,kv=int8,scales=token,seqused=0:239,page=16,lse=1", ROWS, "h100", "plain"),
+    ("flash_wgmma", "Sq=40,D=64,dtype=fp16,kv=e4m3,scales=token,varlen=1:200,softcap=5", ROWS, "h100", "extreme_terms"),
+    ("flash_wgmma", "Sq=3,D=64,dtype=bf16,kv=int8,scales=head", ROWS | SHARERS, "h100", "late_huge_key"),
 ]  # fmt: skip
 
 
 def kernel_of(family, problem, genes, gpu, *edits):
-    config = load_space(family, GPUS[gpu]).make_config((SPLIT if family == "split_kv" else MMA) | genes)
+    config = load_space(family, GPUS[gpu]).make_config(GENES[family] | genes)
     reason = registry.lookup(family).why_impossible(problem, config, GPUS[gpu])
     assert reason is None, reason
     return built(registry.lookup(family), problem, config, GPUS[gpu], *edits, machine_code=False)
@@ -78,6 +95,7 @@ def test_right(family, words, genes, gpu, kind):
         ("split_kv", "e4m3", "a100", 0xFF),
         ("flash_mma", "e5m2", "l4", 0x7D),
         ("flash_mma", "e4m3", "a100", 0x7F),
+        ("flash_wgmma", "e4m3", "h100", 0xFF),
     ],
 )
 def test_a_code_that_is_not_a_number_stays_one(family, kv, gpu, code):
@@ -104,6 +122,13 @@ FAULTS = [
     ("flash_mma", "dtype=e4m3,scales=head", "unit[m][1] = of_head", "unit[m][1] = 1.f"),
     ("flash_mma", "dtype=int8", "float(sums[m][n][e])", "float(sums[m][n][e / 2])"),
     ("flash_mma", "kv=int8", "word = FOURS ? lane % 2 * 2 + n % 2", "word = FOURS ? lane % 2 * 2"),
+    ("flash_wgmma", "kv=e4m3", "place + (to_piece ^ 16)) = high", "place + (to_piece ^ 16)) = low"),
+    ("flash_wgmma", "kv=e4m3", "return unit.inverse;", "return 1.f;"),
+    ("flash_wgmma", "kv=e4m3,scales=token", "s[i] *= k[column(i)]", "s[i] *= k[i / 4 * 2]"),
+    ("flash_wgmma", "kv=e4m3,scales=token", "inverse = __fdividef(1.f, v[i])", "inverse = 1.f"),
+    ("flash_wgmma", "kv=int8,scales=token", ": sums_before[row] * factor[row]", ": sums_before[row]"),
+    ("flash_wgmma", "kv=int8", "turn = block.warp % 4 - 1;", "turn = block.warp % 4;"),
+    ("flash_wgmma", "kv=int8,scales=head", "1.f : v.of(batch, kv_head)", "1.f : k.of(batch, kv_head)"),
 ]  # fmt: skip
 
 
@@ -113,5 +138,6 @@ FAULTS = [
 def test_a_fault_is_found(family, words, old, new):
     problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=20,Sk=99,D=32,{'' if 'dtype' in words else 'dtype=bf16,'}{words}")
     genes = {"VECTOR_BYTES": 8, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"} if family == "split_kv" else {}
-    result = judged(kernel_of(family, problem, genes, "l4", (old, new, None)), problem)
+    gpu = "h100" if family == "flash_wgmma" else "l4"
+    result = judged(kernel_of(family, problem, genes, gpu, (old, new, None)), problem)
     assert not result.passed

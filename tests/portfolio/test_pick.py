@@ -158,7 +158,7 @@ def test_a_latent_cache_has_kernels_of_its_own():
 def test_a_pick_over_a_cache_of_8_bits_races_what_the_one_over_16_becomes():
     wide = parse_shape("B=1,H=32,Hkv=8,Sq=1,Sk=488,D=64,dtype=bf16")
     found, other = pick(wide.with_(kv="e4m3", scales="head"), GPUS["h200"]), pick(wide, GPUS["h200"])
-    expected = registry.lookup(other.family).over_eight_bits(other.config)
+    expected = registry.lookup(other.family).over_eight_bits(wide, other.config, GPUS["h200"])
     assert expected["VECTOR_BYTES"] == 8 and expected["SPLITS"] == other.config["SPLITS"]
     assert expected == found.rivals[0] and found.config != expected
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_wgmma.aims import AIMS
+from evoattn.families.flash_wgmma.cache import MULTIPLIED, why_no_cache
 from evoattn.families.flash_wgmma.resources import (
     FEW_ROWS,
     HEADS_IN_TURN,
@@ -50,12 +51,13 @@ from evoattn.families.tensor_tiles import (
     tile_map,
     why_not_sliding,
 )
-from evoattn.families.variants import variant_constants, variant_given
+from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar, TensorMap, scratch_args
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.scales import PER_TOKEN
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
@@ -99,7 +101,16 @@ class FlashWgmma(Family):
     summary: ClassVar[str] = "Hopper's wgmma, tensor copies and warp specialization; fp16 and bf16"
     devices: ClassVar[str] = ARCH
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", "blocks")
+    variants: ClassVar[tuple[str, ...]] = (
+        *SCORE_VARIANTS,
+        "value_dim",
+        "shared_kv",
+        "kv",
+        "scales",
+        *KEY_VARIANTS,
+        "varlen",
+        "blocks",
+    )
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
@@ -112,7 +123,7 @@ class FlashWgmma(Family):
                 )
             if dim > MAX_HEAD_DIM:
                 return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
-        return why_not_sliding(problem)
+        return why_no_cache(problem) or why_not_sliding(problem)
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True
@@ -122,6 +133,7 @@ class FlashWgmma(Family):
             why_not_listed(problem, genes.BLOCK_M, genes.keys)
             or why_not_all_keys(problem, genes)
             or why_useless(problem, genes)
+            or (why_not_converted(problem, genes) if problem.kv else None)
             or (why_redundant(problem, genes, gpu) if redundant else None)
             or self.why_too_long(problem, config, gpu)
             or why_too_big(problem, genes, gpu)
@@ -162,9 +174,24 @@ class FlashWgmma(Family):
         one = {"PART_TILES": 0} if parts(problem, genes) == 1 else {}
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
 
+    def over_eight_bits(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> KernelConfig | None:
+        """With tiles as near as there is room for beside those that come."""
+        genes = FlashWgmmaGenes.of(config)
+        sizes = next(p.values for p in self.genes.parameters() if p.name == "BLOCK_N")
+        own: dict[str, Value] = {"PRODUCER": "warpgroup"}
+        if problem.scales == PER_TOKEN:
+            own["RESCALE"] = "always"
+        for keys in sorted((int(size) for size in sizes if int(size) <= genes.BLOCK_N), reverse=True):
+            for stages in range(genes.STAGES, min(2, genes.STAGES) - 1, -1):
+                found = KernelConfig(self.name, config.params | own | {"BLOCK_N": keys, "STAGES": stages})
+                if not self.why_impossible(problem, found, gpu):
+                    return found
+        return None
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = FlashWgmmaGenes.of(config)
-        producer, consumer = moved_registers(genes)
+        producer, consumer = moved_registers(genes, bool(problem.kv))
+        multiplied = MULTIPLIED if problem.kv else problem.dtype
         rescale, octaves = RESCALES[genes.RESCALE]
         if problem.batch_invariant and rescale == "LAZY_AFTER":
             rescale = "LAZY_ROWS"
@@ -177,7 +204,9 @@ class FlashWgmma(Family):
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             **variant_constants(problem),
             **block_list_constants(problem),
-            **printed(VARIANT=variant_given(problem), KEY_LIST=list_given(problem)),
+            "KV_ELEMENT": problem.element_of("k").cuda,
+            "SCALES_BY_KEY": problem.scales == PER_TOKEN,
+            **printed(VARIANT=variant_given(problem), SCALE=scale_given(problem, *"kv"), KEY_LIST=list_given(problem)),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -190,7 +219,7 @@ class FlashWgmma(Family):
                 "wgmma_qk",
                 math.ceil(problem.head_dim / problem.element.mma_k),
                 genes.keys,
-                problem.dtype,
+                multiplied,
                 genes.Q_IN_REGISTERS,
                 b_transposed=False,
             ),
@@ -198,7 +227,7 @@ class FlashWgmma(Family):
                 "wgmma_pv",
                 genes.keys // problem.element.mma_k,
                 problem.head_dim_v,
-                problem.dtype,
+                multiplied,
                 a_in_registers=True,
                 b_transposed=True,
                 first_step=genes.BLOCK_N // problem.element.mma_k if genes.KEYS_AT_ONCE else 0,  # later keys come first
@@ -226,7 +255,7 @@ class FlashWgmma(Family):
             *scratch_args(self.workspace(problem, config, gpu), COUNTERS, RESULTS),
             *size_args(problem),
             softmax_scale_log2(problem),
-            *passed(variant_given(problem), list_given(problem)),
+            *passed(variant_given(problem), scale_given(problem, *"kv"), list_given(problem)),
         )
         before = pack_launches(problem)
         return (
@@ -303,6 +332,17 @@ def why_not_all_keys(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str |
     for name in ("GROUP_ROWS", "CAUSAL_SKIP"):
         if getattr(genes, name):
             return f"{name} needs keys by the mask alone, and here a block list names them."
+    return None
+
+
+def why_not_converted(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
+    """Genes that do not go with K and V of 8 bits, of which warps beside the one that copies make 16."""
+    if genes.PRODUCER != "warpgroup":
+        return "PRODUCER=warp: K and V of 8 bits need PRODUCER=warpgroup, three of whose warps make 16 bits of them."
+    if problem.scales == PER_TOKEN and genes.RESCALE != "always":
+        return f"RESCALE={genes.RESCALE}: weights with a part of V's scale of each key need RESCALE=always."
+    if shares_sequences(problem, genes):
+        return "SCHEDULE=balanced takes sequences of one length here: blocks do not add up rows with scales."
     return None
 
 
@@ -494,8 +534,9 @@ def why_too_big(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec)
             f"{gpu.smem_per_sm} of an SM."
         )
     launch, needed = registers_at_launch(genes), registers_needed(problem, genes)
-    producer, consumer = moved_registers(genes)
-    if genes.PRODUCER == "warpgroup" and (consumer <= launch or producer >= launch):
+    producer, consumer = moved_registers(genes, bool(problem.kv))
+    moves = genes.PRODUCER == "warpgroup" and (consumer > 0 or not problem.kv)
+    if moves and (consumer <= launch or producer >= launch):
         return (
             f"PRODUCER=warpgroup has no registers to give: BLOCK_M={genes.BLOCK_M} BLOCKS_PER_SM={blocks} starts with "
             f"{launch}."

@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 from evoattn.families.dealt import DealtTiles, batches, row_blocks
+from evoattn.families.flash_wgmma import cache
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.genes import Genes, gene
 from evoattn.families.residency import WARP, register_cap
@@ -166,7 +167,7 @@ def registers_at_launch(genes: FlashWgmmaGenes) -> int:
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
+def moved_registers(genes: FlashWgmmaGenes, converts: bool = False) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
 
     A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever
@@ -174,9 +175,9 @@ def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     if genes.PRODUCER != "warpgroup":
         return 0, 0
     consumers, launch = warpgroups(genes), (registers_at_launch(genes) + 1) // 8 * 8
-    producer = PRODUCER_REGISTERS[consumers]
-    consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
-    return producer, min(consumer, MAX_CONSUMER_REGISTERS)
+    producer = (cache.CONVERTER_REGISTERS if converts else PRODUCER_REGISTERS)[consumers]
+    consumer = min(((consumers + 1) * launch - producer) // consumers // 8 * 8, MAX_CONSUMER_REGISTERS)
+    return (0, 0) if converts and consumer <= launch else (producer, consumer)  # the warpgroup is there to convert
 
 
 def _persistent_registers(value_dim: int, by_rows: bool) -> int:
@@ -190,7 +191,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: of S, P, O, Q if it
     stays, and what the other genes keep beside them."""
     block_n, wide = genes.keys, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
-    operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
+    operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2 + cache.scale_registers(problem, block_n)
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / 16)
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
@@ -237,7 +238,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
         return False
     if skipped >= genes.STAGES or genes.BLOCKS_PER_SM > 2:
         return False
-    registers = moved_registers(genes)[1] or registers_at_launch(genes)
+    registers = moved_registers(genes, bool(problem.kv))[1] or registers_at_launch(genes)
     merging = _merge_registers(problem.head_dim_v) + genes.keys // 2 + AHEAD_MERGE_REGISTERS
     if genes.SCHEDULE == "balanced" and merging > registers:
         return False
@@ -339,11 +340,11 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = multiplied_rows(genes) * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
-    kv_bytes = genes.STAGES * genes.keys * ROW_BYTES * (chunks + value_chunks)
+    stage_bytes = genes.keys * ROW_BYTES * (chunks + value_chunks) + cache.loaded_bytes(problem, genes.keys)
     o_bytes = o_row_bytes * multiplied_rows(genes)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
-    return q_bytes + kv_bytes + o_bytes + barriers + (2 * tile_words + order) * 4
+    return q_bytes + genes.STAGES * stage_bytes + o_bytes + barriers + (2 * tile_words + order) * 4
 
 
 FEW_ROWS = 8
@@ -449,7 +450,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     # Blocks that share tiles of rows evenly are counted as one for each tile of keys.
     shares, pace = mean if shares_sequences(problem, genes) else 1.0, _pace(problem, genes)
     keys_lie = problem.batch_invariant and genes.RESCALE == "lazy_after" and genes.STAGES > 1  # till no row is raised
-    lying = problem.head_dim_v + problem.head_dim * keys_lie
+    coming = (genes.STAGES - 1) * problem.head_dim_v + (genes.STAGES - keys_lie) * problem.head_dim
     return (
         LaunchWork(
             "flash_wgmma",
@@ -468,7 +469,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             longest_first=(problem.causal or bool(problem.blocks))
             and not (problem.varlen and problem.page)  # where single tokens may have the most keys
             and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
-            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - lying) * keys * ELEMENT_BYTES,
+            in_flight_bytes=coming * keys * problem.element_of("k").bytes,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
@@ -524,20 +525,19 @@ def _asked(problem: AttentionProblem) -> Step:
 def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float) -> Step:
     """A block's work on a tile of keys, but for a variant's own."""
     rows, keys, value_dim = multiplied_rows(genes), genes.keys, problem.head_dim_v
-    scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
-    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
-    computed = scores / (2 if genes.BLOCK_M == FEW_ROWS else 1)
+    scores, polynomial, size = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8, problem.element_bytes
+    computed, rescaled = scores / (1 + (genes.BLOCK_M == FEW_ROWS)), rows * value_dim * (genes.RESCALE == "always")
     lanes = computed * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
-    size = problem.element_bytes
     tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * size
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * size)
+    loaded = keys * (problem.head_dim + value_dim) * problem.element_of("k").bytes
     return Step(
         2.0 * scores * _widths(problem),
         lanes,
         computed * (1 - polynomial) + rescaled / 64,
-        lanes / WARP + computed * (1 - polynomial) / WARP + 20 * 4 * groups,
-        reads + tile_bytes,
-        keys * (problem.head_dim + value_dim) * size,
+        lanes / WARP + computed * (1 - polynomial) / WARP + 20 * 4 * groups + cache.instructions(problem, loaded),
+        reads + tile_bytes + (2.0 * loaded if problem.kv else 0),  # which is written, and read
+        loaded,
         SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
     )
 
@@ -568,7 +568,7 @@ def _numbers(
     rows = multiplied_rows(genes)
     key_tiles = math.ceil(problem.seqlen_k / genes.keys)
     most_tiles = math.ceil(key_tiles / genes.KEY_SPLIT)
-    have = moved_registers(genes)[1] or registers_at_launch(genes)
+    have = moved_registers(genes, bool(problem.kv))[1] or registers_at_launch(genes)
     return {
         "warpgroups": groups,
         "stages": genes.STAGES,

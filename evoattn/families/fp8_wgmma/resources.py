@@ -207,7 +207,6 @@ def launch_work(problem: AttentionProblem, genes: Fp8WgmmaGenes, registers: int)
             smem_bytes=smem_bytes(problem, genes),
             step=together(variant_step(problem, rows * keys), _step(problem, genes, groups)),
             ends=replace(launch.ends, loaded_bytes=launch.ends.loaded_bytes - rows * of_query),
-            in_flight_bytes=launch.in_flight_bytes / 2,
             genes=numbers,
         ),
     )

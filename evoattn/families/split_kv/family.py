@@ -68,7 +68,7 @@ class SplitKv(Family):
         """It reads all keys again for every tile of at most 64 packed rows."""
         return problem.dtype == "fp32" or problem.group_size * problem.seqlen_q <= MOST_ROWS_WON
 
-    def over_eight_bits(self, config: KernelConfig) -> KernelConfig:
+    def over_eight_bits(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> KernelConfig:
         """With as many columns a lane: by 16 bytes of 8 bits half of the lanes have none of V at head_dim 64."""
         vector = max(4, int(config["VECTOR_BYTES"]) // 2)
         return KernelConfig(self.name, config.params | {"LOAD": "registers", "STAGES": 1, "VECTOR_BYTES": vector})

@@ -1,6 +1,7 @@
 // kv_scales.cuh: where the scales of K and V of 8 bits are (evoattn/model/scales.py). A scale of K multiplies a score.
 // One of V that is the same for all keys multiplies O, and one of each key is a part of its weight: with l = log2 of
 // it, p = 2^(s + l - shift) is what V is weighed with, and p / scale what is summed up.
+#include "device/ptx/eight_bits.cuh"
 #include "device/ptx/element.cuh"
 
 struct ScaleSource {
@@ -16,5 +17,3 @@ enum class Scales {
   HEAD,  // the same for all keys of a sequence's head
   KEY,   // of each key
 };
-
-constexpr float LEAST_SCALE = 7.8886090522101181e-31f;  // 2^-100: a scale of V of 0 has no logarithm

@@ -1,0 +1,171 @@
+// cache_operands.cuh: K and V of 8 bits under queries of 16: a cache. Tensor maps bring them, as columns of 16 bits, to
+// rings of their own; three warps beside the one that copies make fp16 of each tile, exactly, as products take it.
+#include "device/copy/ring_position.cuh"
+#include "device/copy/tensor_tile.cuh"
+#include "device/ptx/eight_bits.cuh"
+#include "device/ptx/element.cuh"
+#include "device/ptx/largest2.cuh"
+#include "device/ptx/mbarrier.cuh"
+#include "device/ptx/opaque.cuh"
+#include "device/ptx/shared_words.cuh"
+#include "device/ptx/tma.cuh"
+#include "device/ptx/warp.cuh"
+#include "flash_wgmma/head_scales.cuh"
+#include "flash_wgmma/made_rows.cuh"
+#include "flash_wgmma/operands.cuh"
+
+// MAKES: Q is no fp16, and becomes it (`HalfRows`).
+template <class KvElement, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool MAKES>
+struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
+  static constexpr bool CONVERTS = true, MAKES_ROWS = MAKES;
+  static constexpr int TRANSPOSERS = 3;
+  using LoadedKeys = TensorTile<HEAD_DIM / 2>;
+  using LoadedTiles = TensorTile<VALUE_DIM / 2>;
+
+  // What the warps after the first of the producer's warpgroup do: all see each tile that comes, of K, then of V, and
+  // each converts every third, as one costs waits and fences, however few its numbers are. A word says that no more
+  // will come.
+  template <class Smem, class Block> static __device__ __forceinline__ void transpose(const Block& block) {
+    int turn = block.warp % 4 - 1;  // tiles until this warp's next
+    RingPosition<STAGES> ring;
+    for (;; ring.advance()) {
+      mbarrier_wait(block.barrier(Smem::KEYS_LOADED_FULL, ring.stage), ring.parity);
+      int last[1];
+      read_shared_words(block.smem_address + Smem::LAST + 4 * ring.stage, block.lane, last);
+      if (last[0]) break;
+      mbarrier_wait(block.barrier(Smem::K_EMPTY, ring.stage), ring.parity ^ 1);
+      if (turn == 0)
+        convert<HEAD_DIM>(block.smem + Smem::LOADED_KEYS + ring.stage * LoadedKeys::bytes(BLOCK_N),
+                          block.smem + Smem::K + ring.stage * Smem::K_TILE_BYTES, block.lane);
+      tell(block.barrier(Smem::K_FULL, ring.stage), block.barrier(Smem::KEYS_LOADED_EMPTY, ring.stage), block.lane);
+      turn = turn == 0 ? TRANSPOSERS - 1 : turn - 1;
+      mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);
+      mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);
+      if (turn == 0)
+        convert<VALUE_DIM>(block.smem + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
+                           block.smem + Smem::V + ring.stage * Smem::V_TILE_BYTES, block.lane);
+      tell(block.barrier(Smem::V_FULL, ring.stage), block.barrier(Smem::LOADED_EMPTY, ring.stage), block.lane);
+      turn = turn == 0 ? TRANSPOSERS - 1 : turn - 1;
+    }
+  }
+
+private:
+  static __device__ __forceinline__ void tell(uint32_t full_smem, uint32_t empty_smem, int lane) {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(full_smem), mbarrier_arrive(empty_smem);
+  }
+  // A tile, 8 rows of 64 columns at a time: a lane has a row's 16, and eight lanes eight rows,
+  // whose pieces of 16 bytes the swizzle puts into different banks. Addresses are a lane's own and constants.
+  template <int COLUMNS>
+  static __device__ __forceinline__ void convert(const unsigned char* from, unsigned char* to, int lane) {
+    constexpr int PIECES = COLUMNS / 16, ACROSS = (PIECES + 3) / 4, EIGHTS = BLOCK_N / 8;
+    constexpr int ROWS_AT_ONCE = ACROSS < 3 ? 2 : 1, UNITS = ROWS_AT_ONCE * ACROSS;
+    const int row = lane % 8, piece = lane / 8;
+    from += row * 128, to += row * 128;
+    const int from_piece = (piece ^ row) * 16, to_piece = (2 * piece ^ row) * 16;
+    auto has = [&](int across) { return PIECES % 4 == 0 || across * 4 + piece < PIECES; };
+    static_assert(EIGHTS % ROWS_AT_ONCE == 0, "whole steps");
+#pragma unroll 1
+    for (int first = 0; first < EIGHTS; first += ROWS_AT_ONCE) {
+      uint4 given[UNITS];
+#pragma unroll
+      for (int i = 0; i < UNITS; ++i) {
+        const int across = i % ACROSS, eight = i / ACROSS;
+        if (has(across))
+          given[i] = *reinterpret_cast<const uint4*>(from + (first + eight) * 1024 + across / 2 * BLOCK_N * 128 +
+                                                     (from_piece ^ across % 2 * 64));
+      }
+#pragma unroll
+      for (int i = 0; i < UNITS; ++i) {
+        const int across = i % ACROSS, eight = i / ACROSS;
+        if (!has(across)) continue;
+        uint4 low, high;
+        to_halves<KvElement>(given[i].x, low.x, low.y), to_halves<KvElement>(given[i].y, low.z, low.w);
+        to_halves<KvElement>(given[i].z, high.x, high.y), to_halves<KvElement>(given[i].w, high.z, high.w);
+        unsigned char* place = to + (first + eight) * 1024 + across * BLOCK_N * 128;
+        *reinterpret_cast<uint4*>(place + to_piece) = low;
+        *reinterpret_cast<uint4*>(place + (to_piece ^ 16)) = high;
+      }
+    }
+    fence_proxy_async();  // the products see what was written, and the next copy comes after what was read
+  }
+};
+
+// Rows of Q in another element, of each warp times a power of two that brings its largest number near the end of fp16,
+// which `round` gives back.
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct HalfRows : MadeRows<2 * HEAD_DIM, IN_REGISTERS> {
+  using Made = MadeRows<2 * HEAD_DIM, IN_REGISTERS>;
+  template <typename Meet>
+  __device__ __forceinline__ float round(unsigned char* tile, uint32_t tile_smem, int thread, Meet meet) {
+    forget_origin(thread);
+    const int lane = thread % 32;
+    typename Made::Own own;
+    auto& made = this->registers(own);
+    uint32_t most = 0, finite = 0;
+#pragma unroll
+    for (int i = 0; i < 4 * Made::STEPS; ++i) {
+      if (i % 4 == 0) RowOperand<HEAD_DIM, false>::fragment(made[i / 4], i / 4, tile_smem, thread / 32, lane);
+      most = larger2(most, made[i / 4][i % 4], Wide{});
+    }
+    float size = largest(most);
+    if (!is_finite(size)) {  // of all lanes: infinities count for no scale
+#pragma unroll
+      for (int i = 0; i < 4 * Made::STEPS; ++i)
+        finite = larger2(finite, without_infinities<Wide>(made[i / 4][i % 4]), Wide{});
+      size = largest(finite);
+    }
+    const PowerOfTwo unit(size);
+#pragma unroll
+    for (int i = 0; i < 4 * Made::STEPS; ++i) {
+      float low, high;
+      unpack2(made[i / 4][i % 4], Wide{}, low, high);
+      made[i / 4][i % 4] = pack2<Fp16>(low * unit.factor, high * unit.factor);
+    }
+    this->keep(own, tile, tile_smem, thread / 32 * 16 + lane / 4, lane, meet);
+    return unit.inverse;
+  }
+
+private:
+  // Of the warp. Floats from 0 on have the order of their bits.
+  static __device__ __forceinline__ float largest(uint32_t sizes) {
+    float low, high;
+    unpack2(sizes, Wide{}, low, high);
+    return __uint_as_float(warp_max(__float_as_uint(fmaxf(low, high))));
+  }
+};
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS, bool MAKES> struct CacheRows {
+  using Type = RowOperand<HEAD_DIM, IN_REGISTERS>;
+};
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct CacheRows<Wide, HEAD_DIM, IN_REGISTERS, true> {
+  using Type = HalfRows<Wide, HEAD_DIM, IN_REGISTERS>;
+};
+
+// Of heads, or OF_KEYS, whose parts in scores and weights consumers have (`key_scales.cuh`).
+template <bool OF_KEYS> struct CacheScales {
+  static constexpr bool GIVEN = true, BY_BLOCK = false, BY_KEY = OF_KEYS;
+  using Running = NoBlockScales;
+  using Ahead = NoScalesAhead;
+  HeadScales k, v;
+  __device__ __forceinline__ float of_scores(int batch, int kv_head) const {
+    return BY_KEY ? 1.f : k.of(batch, kv_head);
+  }
+  __device__ __forceinline__ float of_values(int batch, int kv_head) const {
+    return BY_KEY ? 1.f : v.of(batch, kv_head);
+  }
+};
+
+// What K and V of KvElement make of the parts under a Q of Element.
+template <class Element, class KvElement, bool BY_KEY> struct KvTypes {
+  static constexpr bool MAKES = !SameType<Element, Fp16>::VALUE;
+  template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, int LANE_ROWS>
+  using Operands = CacheOperands<KvElement, HEAD_DIM, VALUE_DIM, BLOCK_N, STAGES, MAKES>;
+  template <int HEAD_DIM, bool IN_REGISTERS>
+  using Rows = typename CacheRows<Element, HEAD_DIM, IN_REGISTERS, MAKES>::Type;
+  using Scales = CacheScales<BY_KEY>;
+};
+template <class Element, bool BY_KEY> struct KvTypes<Element, Element, BY_KEY> {
+  template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, int LANE_ROWS>
+  using Operands = SixteenBitOperands<Element, HEAD_DIM, VALUE_DIM, BLOCK_N, LANE_ROWS>;
+  template <int HEAD_DIM, bool IN_REGISTERS> using Rows = RowOperand<HEAD_DIM, IN_REGISTERS>;
+  using Scales = NoScales;
+};
