@@ -107,8 +107,9 @@ def expressions(draw: Draw) -> Asked:
         return [OURS.attention(q, k, v, score=score, **words)]
 
     if draw.chance("gradients", 0.4):
-        if draw.dtype == torch.float32:  # else the table rounds what is compared
-            tables = {name: one.float() if one.is_floating_point() else one for name, one in tables.items()}
+        for name, one in tables.items():
+            if one.is_floating_point() and one.dtype != torch.float32:  # its gradient is rounded to its dtype
+                tables[name] = one.to(draw.dtype)
         terms = {name: one for name, one in tables.items() if one.is_floating_point()}
         return differentiated(draw, [q, k, v, *terms.values()], ours, formula, words)
     terms = {}
