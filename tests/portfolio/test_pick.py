@@ -163,6 +163,15 @@ def test_a_pick_over_a_cache_of_8_bits_races_what_the_one_over_16_becomes():
     assert expected == found.rivals[0] and found.config != expected
 
 
+@pytest.mark.parametrize("words", ["", ",kv=e4m3,scales=head", ",kv=int8,scales=token"])
+def test_many_queries_over_pages_do_not_get_what_was_timed_for_few_alone(words):
+    text = "B=4,H=32,Hkv=8,Sq=256,Sk=4096,D=64,dtype=bf16,seqused=4096:4096,page=64,mask=causal_lower_right,layout=bshd"
+    found = pick(parse_shape(text + words), GPUS["h200"])
+    assert found.family == "flash_wgmma"
+    assert not words or found.config["PRODUCER"] == "warpgroup"
+    assert "token" not in words or found.config["RESCALE"] == "always"
+
+
 def test_a_latent_cache_of_8_bits_has_tiles_for_its_heads():
     problem = parse_shape("B=64,Hkv=1,Sq=1,Sk=4096,D=576,Dv=512,dtype=bf16,rotary_apart=1,kv=e4m3,scales=columns,H=16")
     for one in (problem, problem.with_(seqused="4096:4096", page=64)):
