@@ -1,7 +1,7 @@
 // key_scales.cuh: scales of K and V of each key, by a consumer: a scale of K multiplies a score, and one of V is a part
 // of its weight. With l = log2 of it p = 2^(s + l - shift) is what V is weighed with, and p / scale what is summed up.
 #include "device/copy/key_pages.cuh"
-#include "device/ptx/eight_bits.cuh"
+#include "device/copy/least_scale.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 #include "flash_wgmma/head_scales.cuh"

@@ -12,8 +12,6 @@ struct Int8 {
   uint8_t bits;
 };
 
-constexpr float LEAST_SCALE = 7.8886090522101181e-31f;  // 2^-100: a scale of V of 0 has no logarithm
-
 template <typename One, typename Other> struct SameType {
   static constexpr bool VALUE = false;
 };
