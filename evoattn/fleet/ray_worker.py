@@ -166,7 +166,7 @@ class RayBoard(RayWorker):
     def __init__(self) -> None:
         super().__init__()
         self._make = self._ray.remote(num_gpus=1, num_cpus=1, max_restarts=0)(ray_node.Board)
-        self._words = b""
+        self._words: bytes
         self.actor = self._make.remote()
 
     def begin(self, words: bytes) -> None:

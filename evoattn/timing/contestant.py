@@ -57,7 +57,7 @@ class ReplayWatch:
         """What the replays did wrong, in one sentence; waits for them."""
         counts, outputs = self._counts.tolist(), len(self._outputs)
         wrong, missing = max(counts[:outputs]), max(counts[outputs : 2 * outputs])
-        changed = max(counts[2 * outputs :], default=0)
+        changed = max(counts[2 * outputs :])
         if changed:
             return f"{changed} of {self.replays} timed replays changed the inputs."
         if missing:

@@ -95,6 +95,15 @@ def test_rows_of_a_block_fit_the_registers_of_its_threads(shape, threads):
         assert ("registers of rows" if few < threads else "None") in why
 
 
+def test_the_mean_s_sums_fit_shared_memory():
+    """Each thread has one for each of its columns."""
+    shape = "B=1 H=2 S=50 D={} bf16 op=quantize_smooth kv=e4m3 scales=token"
+    for dim, threads, fits in ((256, 1024, True), (512, 512, True), (512, 1024, False)):
+        config = KernelConfig("quantize", CONFIG | {"THREADS": threads, "BLOCK_M": 512})
+        wrong = FAMILY.why_impossible(parse_shape(shape.format(dim)), config, GPUS["h100"]) or ""
+        assert ("1024 threads of 16 sums each are over" in wrong) is not fits, wrong
+
+
 def test_a_source_whose_mean_is_of_all_rows_is_outdated():
     config = KernelConfig("quantize", CONFIG)
     source = render(FAMILY, parse_shape(f"B=1 H=2 S=50 D=64 bf16 {SMOOTH}"), config, GPUS["h100"]).source

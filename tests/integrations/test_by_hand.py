@@ -95,5 +95,7 @@ def test_blocks_are_selected_by_the_layer_for_the_queries_that_end_with_the_keys
         assert asked.call_args.args[:5] == (blocks, seen, 7, torch.float32, query.device)
         expected = [[4, 5, 6], [4, 5, 6] if positions is None or positions.dim() == 1 else [0, 1, 2]]
         assert asked.call_args.args[5].tolist() == expected
+    by_hand.of_blocks(layer, blocks, seen, query.to("meta"), key, None)
+    assert asked.call_args.args[5].device.type == "meta", "positions are where the queries are"
     with pytest.raises(ValueError, match="over selected blocks of keys"):
         by_hand.of_blocks(torch.nn.Module(), blocks, seen, query, key, None)

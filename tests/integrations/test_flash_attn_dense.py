@@ -27,6 +27,7 @@ ASKED = {
     "window of nothing": {"window_size": (0, 0)},
     "chunk": {"attention_chunk": 7},
     "causal chunk": {"causal": True, "attention_chunk": 5},
+    "chunks of one": {"attention_chunk": 1},
     "softcap": {"softcap": 3.0},
     "slopes": {"alibi_slopes": SLOPES},
     "slopes of each batch": {"alibi_slopes": SLOPES_OF_BATCH, "causal": True},

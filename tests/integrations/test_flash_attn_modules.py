@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evoattn import flash_attn
-from evoattn.integrations.flash_attn import install, low_level_2, low_level_3, uninstall, version_2
+from evoattn.integrations.flash_attn import gradients, install, low_level_2, low_level_3, uninstall, version_2
 from tests.integrations.flash_attn_formula import Asked, drawn
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -206,7 +206,7 @@ def split(words):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_gradients_from_the_output_of_more_keys(words):
+def test_gradients_from_the_output_of_more_keys(words, monkeypatch):
     """As a ring of cards computes them: out and log-sum-exp are those of all keys, keys are a part."""
     q, k, v = drawn(2, 9, HEADS, DIM, seed=1), drawn(2, 24, KV_HEADS, DIM, seed=2), drawn(2, 24, KV_HEADS, DIM, seed=3)
     inputs, dout = [t.requires_grad_() for t in (q, k, v)], drawn(2, 9, HEADS, DIM, seed=4)
@@ -215,9 +215,11 @@ def test_gradients_from_the_output_of_more_keys(words):
     expected = torch.autograd.grad(out, inputs, dout)
     found = [torch.empty_like(t) for t in inputs]
     with torch.no_grad():
-        low_level_2._flash_attn_backward(dout, q, k, v, out, lse, *found, 0.0, *split(words))
-        for mine, theirs in zip(found, expected, strict=True):
-            assert torch.allclose(mine, theirs, atol=1e-6)
+        for scores in (gradients.SCORES_AT_ONCE, 1):  # a row at a time, where they are many
+            monkeypatch.setattr(gradients, "SCORES_AT_ONCE", scores)
+            low_level_2._flash_attn_backward(dout, q, k, v, out, lse, *found, 0.0, *split(words))
+            for mine, theirs in zip(found, expected, strict=True):
+                assert torch.allclose(mine, theirs, atol=1e-6)
         forward = low_level_2._flash_attn_forward(q, k, v, 0.0, *split(words))
         assert torch.allclose(forward[0], out) and torch.allclose(forward[1].double(), lse, atol=1e-5)
         if not words:

@@ -332,3 +332,10 @@ def test_what_a_mask_says(model_device):
     some = ones.clone()
     some[1, :9] = False
     assert not hasattr(made(**words, mask_function=window(16), attention_mask=some), MARK)
+
+
+def test_a_mask_that_batches_share_in_memory_is_of_one():
+    """As sdpa_mask expands it: its blocks are counted once."""
+    mask = torch.ones(1, 1, 256, 256, dtype=torch.bool).tril()
+    for given, batches in ((mask, 1), (mask.expand(3, -1, -1, -1), 1), (mask.repeat(3, 1, 1, 1), 3)):
+        assert listed_mask.block_mask_of(given).kv_num_blocks.shape[0] == batches

@@ -212,6 +212,11 @@ def test_classes_on_the_bases_of_the_engine():
     assert classes["impl"](HEADS, DIM, 0.2).num_kv_heads == HEADS
 
 
+def test_it_has_no_other_names():
+    with pytest.raises(AttributeError, match=r"module evoattn\.integrations\.vllm has no AnotherBackend"):
+        adapter.AnotherBackend  # noqa: B018
+
+
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])
 def test_entry_points_name_functions(group):
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][group]

@@ -152,6 +152,7 @@ ROOMS = {
         (
             *("tests/portfolio", "tests/ops/test_race.py", "tests/ops/test_choice.py"),
             *("tests/cost/test_correction.py", "tests/model/test_gpu.py", "tests/benchmarks/test_stranger.py"),
+            "tests/model/test_facts_of_cards.py",
             *("tests/ops/test_known_calls.py", "tests/cost/test_facts_of_estimates.py"),
         ),
     ),

@@ -400,6 +400,7 @@ def test_counts_of_a_mask_are_those_of_the_first_one_like_it_or_likely_ones(monk
     assert block_masks.told(unread, (full, indices[..., :4], counts, None)) == "64x64:1/2/3"
     few = [parse_blocks(block_masks.likely(unread, blocks)).counts for blocks in (1, 2, 9, 500)]
     assert few == [(1, 1, 2), (1, 1, 2), (4, 4, 8), (8, 8, 16)]
+    assert parse_blocks(block_masks.likely(unread, 6)).counts == (3, 3, 6), "no more than there are"
 
 
 def test_tables_of_other_kinds_have_other_kernels():

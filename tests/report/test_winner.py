@@ -1,5 +1,7 @@
 """What the summary says of the winner: settings, peer, ties, starting config, occupancy, instructions."""
 
+from dataclasses import replace
+
 import pytest
 
 from evoattn.families import registry
@@ -11,7 +13,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.report import summarise
 from evoattn.report.analysis import MAX_DRAWN, family_samples
 from evoattn.report.instructions import class_of, count_instructions
-from evoattn.report.winner import source_diff
+from evoattn.report.winner import fastest_peer, source_diff
 from tests.report.report_studies import H100, add, make_study, timing
 
 PREFILL = AttentionProblem(1, 8, 8, 1024, 1024, 64)
@@ -52,6 +54,12 @@ def test_the_fastest_peer_of_the_final_and_whether_it_ties(storage, peer_us, tie
     peer = summary.winner.peer
     assert (peer.backend, peer.tie) == ("cudnn", tie) and peer.speedup == pytest.approx(peer_us / 10)
     assert summary.peer_verdict == sentence
+
+
+def test_of_one_peer_that_was_timed_twice_alike_either_is_the_fastest():
+    ours, theirs = (Timing((us, us), {"run": "f"}) for us in (10.0, 12.0))
+    found = fastest_peer(ours, {"flash": [theirs, replace(theirs)], "math": [Timing((11.0,), {"run": "g"})]})
+    assert (found.backend, found.median_us, found.speedup) == ("flash", 12.0, 1.2)
 
 
 def test_finalists_that_tie_with_the_winner_are_named(storage):
