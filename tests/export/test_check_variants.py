@@ -156,6 +156,8 @@ def test_a_header_takes_any_scale_and_no_variant(database):
     for fields, unknown in ((SINKS, "window, softcap, sink"), ({"blocks": "128x128:300+700"}, "blocks")):
         with pytest.raises(StorageError, match=f"does not know {unknown}; take --format check"):
             recorded_for_host(database, kernels.record(database, "flash_mma", "a100", **fields))
+    with pytest.raises(StorageError, match="does not know e4m3; take --format check"):
+        recorded_for_host(database, kernels.record(database, "fp8_wgmma", "h100", dtype="e4m3"))
 
 
 @pytest.mark.parametrize(

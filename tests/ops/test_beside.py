@@ -101,6 +101,15 @@ def test_a_kernel_writes_them(tmp_path, paged, kind):
         turned = appended(q, new, cache, rotary, True)
     assert device.launches and turned is not None and near(turned, expected)
     assert torch.equal(cache.k, other.k) and torch.equal(cache.v, other.v) and cache.k.any()
+    if not kind:
+        return
+    with current.use(runtime_of(device, tmp_path)):  # the same tensors, and other plans
+        still = appended(q, new, cache, rotary, False)
+        assert near(still, by_torch(q, new, other, rotary, False)) and not near(still, expected)
+        assert near(appended(q, new, cache, rotary, True), expected)
+        device.interleaved, loads = not device.interleaved, device.loads
+        swapped = appended(q, new, cache, (*tables, device.interleaved), True)
+        assert near(swapped, by_torch(q, new, other, (*tables, device.interleaved), True)) and device.loads == loads + 1
 
 
 def test_what_is_torch_s(tmp_path):

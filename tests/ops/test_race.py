@@ -19,7 +19,7 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.ops import choice, plan
 from evoattn.ops.call import strided
-from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, NO_MEMORY, TOO_LONG, Race
+from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, LEAST_ROOM, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel
 from evoattn.portfolio.wins import FASTER, Raced, Races
@@ -185,9 +185,12 @@ def test_no_memory_no_race_and_a_later_call_may(card):
     _, clock, runtime = card(room=10)
     with current.use(runtime):
         assert near(*call()) and not clock.asked
+        answer, _ = call()
+        clock.free = LEAST_ROOM * answer.numel() * answer.element_size() - 1
         with pytest.raises(NoKernel, match=NO_MEMORY):
             call(strict=True)
-        clock.free = 1 << 40
+        assert not clock.asked
+        clock.free += 1
         call()
         assert clock.asked
 

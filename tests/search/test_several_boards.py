@@ -152,7 +152,9 @@ def test_the_first_right_kernel_compares_boards_which_may_fail_but_not_in_a_row(
     devices = Devices(("a", "b"), [worker(True, False), worker(True, False)], Progress(), 5.0, lambda: None)
     fails = Outcome(None, Ending.RAISED, "no memory is left", 0.1)
     times = Outcome(None, Ending.RESULT, Timing((11.0,), {}), 0.1)
-    built = reference(0.0).kernel
+    built, timed_on_b = reference(0.0).kernel, Evaluation(TrialState.COMPLETE, timings=(Timing((9.0,), {"x": 1}),))
+    said = lambda: devices.scale.mark("b", timed_on_b).timings[0].protocol
+    assert said() == {"x": 1, "board": "b", "board_factor": 1.0}
     for state, us in ((TrialState.WRONG_RESULT, 9.0), (TrialState.COMPLETE, 10.0), (TrialState.COMPLETE, 11.0)):
         timed = SimpleNamespace(state=state, timing=Timing((us,), {}), number=7)
         devices.learn(devices.first, SimpleNamespace(built=built), timed)
@@ -161,6 +163,7 @@ def test_the_first_right_kernel_compares_boards_which_may_fail_but_not_in_a_row(
         for device in devices.devices:
             devices._gauged(device, ending)
     assert devices._progress.speeds == {"a": 1.1, "b": 1.1}
+    assert said() == {"x": 1, "board": "b", "board_factor": 1.1, "reference": 7}
     with pytest.raises(SearchError, match="The board a cannot time the reference kernel: no memory is left"):
         for _ in range(GAUGE_TRIES):
             devices._gauged(devices.first, fails)
