@@ -256,7 +256,9 @@ def test_windows_as_tensors_and_none():
     assert near(flash_attn.flash_attn_func(q, k, v, window_size=None), flash_attn.flash_attn_func(q, k, v))
 
 
-@pytest.mark.parametrize("words", [ASKED[n] for n in ("plain", "causal", "window", "causal chunk", "slopes")])
+@pytest.mark.parametrize(
+    "words", [ASKED[n] for n in ("plain", "causal", "window", "causal chunk", "chunks of one", "slopes")]
+)
 def test_dropout(words):
     """The share that is dropped, and the mean of many draws."""
     q, k, v = tensors(6, 10, batch=3)

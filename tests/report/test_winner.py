@@ -58,7 +58,13 @@ def test_the_fastest_peer_of_the_final_and_whether_it_ties(storage, peer_us, tie
 
 def test_of_one_peer_that_was_timed_twice_alike_either_is_the_fastest():
     ours, theirs = (Timing((us, us), {"run": "f"}) for us in (10.0, 12.0))
-    found = fastest_peer(ours, {"flash": [theirs, replace(theirs)], "math": [Timing((11.0,), {"run": "g"})]})
+    found = fastest_peer(
+        ours,
+        {
+            "flash": [theirs, replace(theirs, protocol={"run": "f", "again": 1})],
+            "math": [Timing((11.0,), {"run": "g"})],
+        },
+    )
     assert (found.backend, found.median_us, found.speedup) == ("flash", 12.0, 1.2)
 
 
