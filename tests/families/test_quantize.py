@@ -57,7 +57,7 @@ def test_it_is_right(shape, gpu, genes):
     ("shape", "old", "new"),
     [
         (HEAD, "fmaxf(most, sizes_gmem[part])", "sizes_gmem[part]"),
-        (HEAD, "fmaxf(most / LARGEST, LEAST_SCALE)", "most / LARGEST"),
+        (HEAD, "fmaxf(most / LARGEST, LEAST_MADE)", "most / LARGEST"),
         (f"{HEAD} turned", "at[i][c] = Vector<uint32_t, PAIRS>{};", ""),
         (
             f"{HEAD} turned",
