@@ -106,9 +106,13 @@ class Backward:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether all tensors are such as kernels read: see `torch_modes.is_ordinary`. Batches of gradients, which
-        autograd makes of `is_grads_batched`, have no memory."""
+        """Whether all tensors are such as kernels read: see `arguments.is_ordinary`. Batches of gradients, which
+        autograd makes of `is_grads_batched`, have no memory; what was packed away may have another dtype or device."""
         call, given = self.call, (self.grad, self.grad_lse)
+        if not self.grad.dtype == self.out.dtype == call.query.dtype or self.lse.dtype != torch.float32:
+            return False
+        if any(one.get_device() != self.grad.get_device() for one in (call.query, self.out, self.lse)):
+            return False
         try:
             of_torch = all(one is None or (type(one) is Tensor and one.data_ptr() >= 0) for one in given)
         except RuntimeError:
@@ -268,13 +272,15 @@ def kept(
     return Backward(call, lse, torch.zeros_like(out) if grad is None else grad, grad_lse, grads)
 
 
-Lies = tuple[tuple[int, ...], ...]
+Lies = tuple[object, ...]
+"""The strides of five tensors, then their dtypes."""
 
 
 def lies_of(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor) -> Lies:
     """How a call's tensors lie. What packs saved tensors away may hand back ones that lie otherwise, as
-    `torch.autograd.graph.save_on_cpu` does of views."""
-    return query.stride(), key.stride(), value.stride(), out.stride(), lse.stride()
+    `torch.autograd.graph.save_on_cpu` does of views, or have another dtype."""
+    strides = query.stride(), key.stride(), value.stride(), out.stride(), lse.stride()
+    return *strides, query.dtype, key.dtype, value.dtype, out.dtype, lse.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +368,9 @@ def _as_planned(
         return None
     query, key, value, out, lse = saved
     if type(grad) is not Tensor or not is_ordinary(query, key, value):
+        return None
+    index = grad.get_device()
+    if any(one.get_device() != index for one in saved):
         return None
     if lies_of(query, key, value, out, lse) != plans.lies or grad.stride() != plans.lies[3]:
         return None

@@ -61,3 +61,30 @@ def test_autocast_leaves_what_has_its_dtype_as_it_is(device, monkeypatch):
     with torch.autocast("cpu", dtype=torch.float16):
         evoattn.attention(*mine, enable_gqa=True, strict=True).sum().backward()
     assert len(device.backwards) == 1
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("which", [*range(4), None])
+def test_what_comes_back_may_have_another_dtype(device, which, lse):
+    """A kernel would read it by the dtype of the forward pass, past its end perhaps; torch takes it or raises."""
+    mine, _ = leaves(*tensors())
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        return tensor.bfloat16() if which in (len(packed) - 1, None) else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        out = evoattn.attention(*mine, enable_gqa=True, strict=True, return_lse=lse)
+    out, *_ = out if lse else (out,)
+    grad = torch.ones_like(out)
+    if which in (0, 1, 2):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            torch.autograd.grad(out, mine, grad)
+        return
+    found = torch.autograd.grad(out, mine, grad)
+    double = [t.detach().double().requires_grad_() for t in mine]
+    expected = gradients(evoattn.attention, double, {"enable_gqa": True}, grad.double())
+    for one, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), exact, atol=0.06, rtol=0.02)
+    assert not device.backwards
