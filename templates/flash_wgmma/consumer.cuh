@@ -388,7 +388,7 @@ private:
     }
     // From here on it only counts: no other tile is masked. Terms and scales ask which keys are in it.
     constexpr bool ALIKE = SCHEDULE == Schedule::BALANCED && !VARLEN,
-                   COUNTS = ALIKE && !Terms::ADDED && !Scales::BY_BLOCK;
+                   COUNTS = ALIKE && !Terms::ADDED && !Scales::BY_BLOCK && !Scales::BY_KEY;
     if constexpr (COUNTS) key_tile -= work.range.first();
     if constexpr (ALIKE && !COUNTS) {
 #pragma unroll 1
