@@ -332,8 +332,20 @@ private:
   // MAKES_ROWS: makes Q what is multiplied; returns the scale of the warp's rows.
   template <class Of> __device__ __forceinline__ float round_rows(Of& rows) const {
     auto meet = [&] { named_barrier_sync<128>(O_TILE + warpgroup); };
-    if constexpr (Operands::MAKES_ROWS) return rows.round(smem + (q_smem - smem_address), q_smem, thread, meet);
+    unsigned char* const tile = smem + (q_smem - smem_address);
+    if constexpr (Operands::MAKES_ROWS && VARLEN && GROUP_ROWS) clear_others(tile);
+    if constexpr (Operands::MAKES_ROWS) return rows.round(tile, q_smem, thread, meet);
     return 1.f;
+  }
+  // Rows that are read with the sequence's last ones, of the next sequence or of nobody, have no part in their scale.
+  __device__ __forceinline__ void clear_others(unsigned char* tile) const {
+    const int row = thread / 2;
+    if (!work.rows.exists(first_row(work.tile) + row)) {
+#pragma unroll
+      for (int i = 0; i < 4 * QueryTiles::CHUNKS; ++i)
+        *reinterpret_cast<uint4*>(tile + (i / 4 * 64 + row) * 128 + thread % 2 * 64 + i % 4 * 16) = {};
+    }
+    __syncwarp();
   }
   __device__ __forceinline__ void begin_rows() {
     state.clear();
@@ -346,7 +358,8 @@ private:
     if constexpr (Scales::BY_BLOCK) {
       running.begin_rows(scales, work.tile.batch, work.tile.head, min(first_row(work.tile), work.seqlen_q - 1), unit);
     } else if constexpr (Scales::GIVEN) {
-      take_score_scale(not_zero(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile))));
+      const float scale = not_zero(unit * scales.of_scores(work.tile.batch, work.kv_head(work.tile)));
+      take_score_scale(Scales::BY_KEY ? fmaxf(scale, LEAST_DIVISOR) : scale);
     }
     if constexpr (!Operands::MAKES_ROWS) q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.

@@ -6,6 +6,9 @@
 #include "device/softmax/wgmma_softmax.cuh"
 #include "flash_wgmma/head_scales.cuh"
 
+// Of scores: the logarithm of any scale by it is finite.
+constexpr float LEAST_DIVISOR = 7.5231638e-37f;  // 2^-120
+
 // Of the lane's columns of a tile of keys: 8n + 2t and the next. 1 of keys that there are not. Those of the next tile
 // are loaded a tile ahead, by lanes of a warp in turn.
 template <int COLUMNS> struct KeyScales {

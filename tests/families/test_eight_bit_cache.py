@@ -1,12 +1,14 @@
 """K and V of 8 bits under 16-bit queries: kernels right on the interpreter, by dtype, granularity of scales, masks,
 pages and ugly lengths; faults of each are found."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import run_case
+from evoattn.correctness.cases import make_case, proof_of
+from evoattn.correctness.validate import check, run_case
 from evoattn.families import registry
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
@@ -141,3 +143,25 @@ def test_a_fault_is_found(family, words, old, new):
     gpu = "h100" if family == "flash_wgmma" else "l4"
     result = judged(kernel_of(family, problem, genes, gpu, (old, new, None)), problem)
     assert not result.passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "genes", "change"),
+    [
+        ("H=3,Hkv=3,Sq=5,Sk=330,kv=int8,scales=token", {"SCHEDULE": "balanced", "BLOCK_N": 48}, None),  # parts of keys
+        ("H=3,Hkv=3,Sq=5,Sk=99,kv=int8,scales=token,scale=1e-4", {}, lambda tensors: tensors["q"].zero_()),
+        ("H=4,Hkv=2,Sq=4,Sk=50,kv=int8,varlen=3+4/50+0", ROWS, lambda tensors: tensors["q"][:, :, 3:].mul_(1e12)),
+    ],
+)
+def test_converted_keys_of_shares_of_zeros_and_beside_other_sequences(words, genes, change):
+    """Two SMs, whose blocks share three tiles of rows; queries of 0; large ones that the next sequence has."""
+    gpu, family = replace(GPUS["h100"], sm_count=2), registry.lookup("flash_wgmma")
+    problem = parse_shape(f"B={2 if 'varlen' in words else 1},D=16,dtype=bf16,{words}")
+    config = load_space("flash_wgmma", gpu).make_config(WGMMA | {"BLOCK_M": 64} | genes)
+    case = make_case("plain", problem, 1, "cpu", double=True)
+    if change:
+        change(case.tensors)
+        case = replace(case, answer=proof_of(problem).make_answer(problem, case.tensors, "plain", True))
+    result = check(InterpreterBackend(), built(family, problem, config, gpu), case)
+    assert result.passed, result.reason
