@@ -16,11 +16,12 @@ from evoattn.ops.attention import attention
 from evoattn.ops.runtime import Runtime, current
 from tests.fuzz import __main__ as op_right
 from tests.fuzz.ahead import compile_one
-from tests.fuzz.asked import Asked
+from tests.fuzz.asked import Asked, Draw
 from tests.fuzz.calls import Call, drawn
 from tests.fuzz.judged import _written_beside, judged, why_wrong
 from tests.fuzz.judged_faces import ALL, face_of, judged_face
 from tests.fuzz.made import BAND, POISON, Maker, called
+from tests.fuzz.variants import variants
 from tests.fuzz.ways import AT_ONCE, WAYS, ways
 from tests.ops.fake_device import BUILT, FakeDevice, fake_runtime
 
@@ -304,7 +305,13 @@ def test_kernels_of_other_faces_are_compiled_ahead(tmp_path):
         names.append(family.name)
         return no_code(family, *asked)
 
-    words = argparse.Namespace(count=2, seed=5, faces=[])
+    words = argparse.Namespace(count=2, seed=6, faces=[])
     asking = op_right.of_faces(words, "cpu", int)
     assert asking.ahead(GPUS["h100"], tmp_path, True, 1, build=build) == 1 and asking.items == [0, 1]
     assert names == ["flash_wgmma", "backward_wgmma"] and face_of(1) == "packed-gradients"
+
+
+def test_the_usual_scale_is_given_beside_soft_caps():
+    """A launch may exchange the one for the other."""
+    words = [variants(Draw.of(3, number, "cpu"), (1, 2, 3, 4), 64)[0] for number in range(200)]
+    assert {5.0, 30.0} == {one["softcap"] for one in words if "softcap" in one and one.get("scale") == 0.125}

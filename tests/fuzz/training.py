@@ -81,7 +81,7 @@ def _said(draw: Draw, words: dict[str, Any]) -> dict[str, Any]:
 def gradients(draw: Draw) -> Asked:
     """Of `OURS.attention`; what lies behind the keys in use is NaN."""
     q, k, v = draw.qkv()
-    words, terms = variants(draw, (*q.shape[:3], k.shape[2]))
+    words, terms = variants(draw, (*q.shape[:3], k.shape[2]), q.shape[3])
     words = _said(draw, words | {"enable_gqa": True})
     if k.shape == v.shape and draw.chance("one tensor", 0.15):
         q, v = (k if q.shape == k.shape and draw.chance("of all three", 0.5) else q), k
@@ -118,7 +118,7 @@ def packed_gradients(draw: Draw) -> Asked:
     starts = [torch.tensor(one, dtype=torch.int32, device=draw.device) for one in ends]
     sizes = (rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, wide)
     q, k, v = (draw.placed(1, h, sum(n), width)[0].transpose(0, 1) for n, h, width in sizes)
-    words, terms = variants(draw, (count, heads, max(rows), max(keys)), dense=False)
+    words, terms = variants(draw, (count, heads, max(rows), max(keys)), dim, dense=False)
     words = _said(draw, words)
 
     def ours(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> list[Tensor]:

@@ -28,16 +28,16 @@ def band(offset: Offset, causal: bool, window: tuple[int, int] | None) -> Change
 
 
 def variants(
-    draw: Draw, sizes: tuple[int, int, int, int], dense: bool = True
+    draw: Draw, sizes: tuple[int, int, int, int], dim: int, dense: bool = True
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Words of a call of `sizes` (batch, heads, queries, keys), and those that may want gradients. What only `dense`
-    calls have: biases, masks, keys in use."""
+    """Words of a call of `sizes` (batch, heads, queries, keys) and a head_dim, and those that may want gradients. What
+    only `dense` calls have: biases, masks, keys in use."""
     batch, heads, _, keys = sizes
     often = 3 if draw.chance("combined", 0.35) else 1
     words: dict[str, Any] = {"causal": draw.pick("causal", None, None, *(("upper_left",) if dense else ()), True)}
     terms: dict[str, Tensor] = {}
     if draw.chance("scaled", 0.3):
-        words["scale"] = draw.pick("scale", 0.05, 0.2)
+        words["scale"] = draw.pick("scale", 0.05, 0.2, 1 / math.sqrt(dim))
     if draw.chance("windowed", 0.25 * often):
         words["window"] = draw.pick("window", (17, 0), (64, 3), (-1, 5), (0, 0), (200, -1))
     if draw.chance("capped", 0.2 * often):
