@@ -8,7 +8,6 @@ as captured tensors may change from call to call, so that hidden tiles are not c
 import copy
 import hashlib
 import math
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -54,8 +53,8 @@ WHOLE = 1 << 30
 """Rows and keys of the one block of the mask that torch makes where none is given."""
 UNREAD, LIKELY_BLOCKS = "?", 16
 """In place of the counts of a mask that only a compiled graph has seen; blocks of which some would be seen by rows."""
-ALONE = threading.RLock()
-"""Around torch's FlexAttention, which patches modules while it traces: of several threads at once it raised from
+ALONE = forks.Lock()
+"""Around torch's FlexAttention, which patches modules while it traces: of several threads at once it raises from
 within, by `CURRENT_PATCHER is None` (2.11)."""
 TORCH = torch_flex.create_block_mask
 BLOCK = 128

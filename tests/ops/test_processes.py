@@ -20,6 +20,7 @@ from evoattn.model import forks
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.ops import block_masks
 from evoattn.ops.attention import attention
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.custom_op import operands, variant_op
@@ -100,8 +101,9 @@ def test_a_thread_that_forks_while_it_holds_a_lock_holds_it_in_the_child():
     other()
 
 
-def test_a_lock_that_another_thread_holds_is_free_in_the_child():
-    lock, taken, done = forks.Lock(), threading.Event(), threading.Event()
+@pytest.mark.parametrize("lock", [forks.Lock(), block_masks.ALONE], ids=["", "of torch's FlexAttention"])
+def test_a_lock_that_another_thread_holds_is_free_in_the_child(lock):
+    taken, done = threading.Event(), threading.Event()
 
     def hold():
         with lock:
