@@ -92,7 +92,7 @@ def autograd(problem, tensors):
     _, _, v = qkv(problem, {**leaves, "v": leaves.get("v")})
     total = 0
     if problem.varlen:
-        for one in with_pairs(problem):
+        for one in with_pairs(problem, tensors):
             scores = scores_of(problem, leaves, 0, one.queries, one.keys, one.number)
             o, lse = plain(problem, leaves, scores, 0, v[0][:, one.keys])
             total = total + (o * leaves["do"][0][:, one.queries]).sum()
@@ -100,7 +100,7 @@ def autograd(problem, tensors):
                 total = total + (lse * leaves["dlse"][0][:, one.queries]).sum()
         if problem.sink and problem.lse:  # of sequences without keys the log-sum-exp is the sink
             paired = torch.zeros(leaves["q"].shape[2], dtype=torch.bool)
-            for one in with_pairs(problem):
+            for one in with_pairs(problem, tensors):
                 paired[one.queries] = True
             total = total + (leaves["sinks"][:, None] * leaves["dlse"][0][:, ~paired]).sum()
     else:
