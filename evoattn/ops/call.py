@@ -423,12 +423,12 @@ def out_like(query: Tensor, value: Tensor, device: str | None = None, dtype: tor
     """An empty answer to a call: of query's order of dimensions in memory, with the head_dim of value; on query's
     device and of `answer_dtype` unless others are given."""
     dtype = dtype or answer_dtype(query)
-    if query.shape[-1] == value.shape[-1]:
+    if query.shape[-1:] == value.shape[-1:]:
         return torch.empty_like(query, dtype=dtype, device=device)
     if query.dim() == 4 and query.stride(1) < query.stride(2):
         batch, heads, rows, _ = query.shape
         return query.new_empty((batch, rows, heads, value.shape[3]), dtype=dtype, device=device).transpose(1, 2)
-    return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype, device=device)
+    return query.new_empty((*query.shape[:-1], *value.shape[-1:]), dtype=dtype, device=device)
 
 
 def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
@@ -450,7 +450,7 @@ def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
 
 def may_share(key: Tensor, value: Tensor) -> bool:
     """Whether value lies in memory as the first columns of key would; it is them if their addresses are equal too."""
-    return value.shape[-1] < key.shape[-1] and value.stride() == key.stride()
+    return value.shape[-1:] < key.shape[-1:] and value.stride() == key.stride()
 
 
 def plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -324,3 +324,13 @@ def test_a_recorded_call_says_it(device):
         "B=2 H=4/2 Sq=37 Sk=45 D=64 Dv=32 fp16 full shared_kv",
     ]
     assert evoattn.explain(q, k, v, enable_gqa=True).startswith("flash_wgmma")
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_tensor_without_dimensions_has_torchs_sentence(place):
+    given = [torch.zeros(1, 2, 8, 16) for _ in range(3)]
+    given[place] = torch.tensor(1.0)
+    for attend in (torch.nn.functional.scaled_dot_product_attention, attention):
+        with pytest.raises(RuntimeError, match="at least 2 dimensional"):
+            attend(*given)
+    assert explain(*given)
