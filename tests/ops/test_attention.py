@@ -330,7 +330,7 @@ def test_a_recorded_call_says_it(device):
 def test_a_tensor_without_dimensions_has_torchs_sentence(place):
     given = [torch.zeros(1, 2, 8, 16) for _ in range(3)]
     given[place] = torch.tensor(1.0)
-    for attend in (torch.nn.functional.scaled_dot_product_attention, attention):
+    for attend in (F.scaled_dot_product_attention, attention):
         with pytest.raises(RuntimeError, match="at least 2 dimensional"):
             attend(*given)
     assert explain(*given)
