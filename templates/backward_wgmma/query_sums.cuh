@@ -21,7 +21,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
     if constexpr (BY_DIMS) return warp * 16 < DIM && piece * 8 < rows;
     return tile / TILES_ALONG * 64 + warp % 4 * 16 < rows && tile % TILES_ALONG * TILE_COLUMNS + piece * 8 < DIM;
   }
-  // Of a piece: the first one in place of those that are not needed, so that a thread reads all of its pieces at once.
+  // Of a piece: the first one in place of those that are not needed, so that reads need no branch.
   template <int DIM> static __device__ __forceinline__ int place(int warp, int piece, int rows) {
     return needed<DIM>(warp, piece, rows) ? warp * WARP_FLOATS + piece * 128 : 0;
   }
@@ -32,7 +32,7 @@ template <int ROWS, int COLUMNS, int TILE_COLUMNS, bool BY_DIMS> struct QuerySum
     }
   }
 
-  // Rows 0 to `rows` - 1 of DIM columns, times `scale`. A thread has AT_ONCE eights of numbers on their way. Of PARTS
+  // Rows 0 to `rows` - 1 of DIM columns, times `scale`; the loop is unrolled AT_ONCE times. Of PARTS
   // sums, each APART floats behind the one before, their total.
   template <int DIM, int AT_ONCE, int PARTS = 1, int APART = 0, typename Element>
   static __device__ __forceinline__ void to_rows(const float* sums_gmem, Element* dq_gmem, int64_t row_stride, int rows,

@@ -51,7 +51,7 @@ struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
 
 private:
   static __device__ __forceinline__ void tell(uint32_t full_smem, uint32_t empty_smem, int lane) {
-    __syncwarp();
+    __syncwarp();  // all lanes have read and written when one says so for the warp
     if (lane == 0) mbarrier_arrive(full_smem), mbarrier_arrive(empty_smem);
   }
   // A tile, 8 rows of 64 columns at a time: a lane has a row's 16, and eight lanes eight rows,

@@ -345,7 +345,7 @@ private:
       for (int i = 0; i < 4 * QueryTiles::CHUNKS; ++i)
         *reinterpret_cast<uint4*>(tile + (i / 4 * 64 + row) * 128 + thread % 2 * 64 + i % 4 * 16) = {};
     }
-    __syncwarp();
+    __syncwarp();  // lanes read next what others cleared
   }
   __device__ __forceinline__ void begin_rows() {
     state.clear();

@@ -491,8 +491,7 @@ def _pace(problem: AttentionProblem, genes: FlashWgmmaGenes) -> float:
         return SHARE_PACE
     if not (problem.varlen and problem.page and problem.seqlen_q > 1):
         return 1.0
-    turns = HEADS_IN_TURN[genes.TILE_ORDER] != 1
-    return (TURNS_PACE if turns else 1.0) * (WAVE_PACE if is_persistent(genes) else 1.0)
+    return (TURNS_PACE if HEADS_IN_TURN[genes.TILE_ORDER] != 1 else 1.0) * (WAVE_PACE if is_persistent(genes) else 1.0)
 
 
 def _most_tiles(genes: FlashWgmmaGenes, most: int) -> int:
@@ -526,7 +525,8 @@ def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies
     """A block's work on a tile of keys, but for a variant's own."""
     rows, keys, value_dim = multiplied_rows(genes), genes.keys, problem.head_dim_v
     scores, polynomial, size = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8, problem.element_bytes
-    computed, rescaled = scores / (1 + (genes.BLOCK_M == FEW_ROWS)), rows * value_dim * (genes.RESCALE == "always")
+    computed = scores / (2 if genes.BLOCK_M == FEW_ROWS else 1)
+    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
     lanes = computed * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
     tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * size
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * size)
