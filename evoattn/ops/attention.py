@@ -388,10 +388,12 @@ def _again(
     if _is_compiling() or not is_ordinary(query, key, value) or PROMISE.fp8 is not None or shapes.is_recording():
         return None
     try:
-        if _any_autocast() or (
-            out is not None and needs_copy(out, query, key, value, *[term for term in terms if term is not None])
-        ):
+        if _any_autocast():
             return None
+        if out is not None:  # a kernel would write behind one of fewer rows
+            inputs = (query, key, value, *[term for term in terms if term is not None])
+            if out.size(0) != query.size(0) or needs_copy(out, *inputs):
+                return None
         packed = Packed(tensors, terms, longest, words)
     except (RuntimeError, AttributeError, TypeError, ValueError, IndexError):
         return None

@@ -78,7 +78,7 @@ def appended(
     cos, sin = (tensor.contiguous() for tensor in rotary[:2]) if rotary else (None, None)
     table = None if cache.table is None else cache.table.contiguous()
     lying = [(one.shape, one.stride()) for one in (q, k, v, cache.k, cache.v)]
-    sizes = None if cos is None else cos.shape, None if table is None else table.shape
+    sizes = [None if one is None else one.shape for one in (cos, sin, table, cache.used)]
     known = ("append", *lying, *sizes, rotary and rotary[2], moves, q.dtype, q.get_device())
     plan = runtime.planned(known, q.get_device(), lambda: _append_problem(q, (k, v), cache, rotary, moves))
     if plan is None:

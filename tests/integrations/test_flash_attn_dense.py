@@ -397,6 +397,15 @@ REFUSED = {
     "of numbers, not": lambda q: flash_attn.flash_attn_func(q, q, q, window_size=("a", 1)),
     "go together": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q, rotary_cos=q[0, :, 0]),
     "k_cache must have four": lambda q: flash_attn.flash_attn_with_kvcache(q, q[0], q[0]),
+    "cache_seqlens must be int32 .2.,": lambda q: flash_attn.flash_attn_with_kvcache(
+        q, q, q, q, q, cache_seqlens=torch.zeros(1).int()
+    ),
+    "cache_leftpad must be int32 .2.,": lambda q: flash_attn.flash_attn_with_kvcache(
+        q, q, q, cache_leftpad=torch.zeros(1).int()
+    ),
+    "cache_batch_idx must be int32 .2.,": lambda q: flash_attn.flash_attn_with_kvcache(
+        q, q, q, cache_batch_idx=torch.zeros(2)
+    ),
 }
 
 

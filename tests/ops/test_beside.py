@@ -110,6 +110,10 @@ def test_a_kernel_writes_them(tmp_path, paged, kind):
         device.interleaved, loads = not device.interleaved, device.loads
         swapped = appended(q, new, cache, (*tables, device.interleaved), True)
         assert near(swapped, by_torch(q, new, other, (*tables, device.interleaved), True)) and device.loads == loads + 1
+        done = len(device.launches)
+        fewer = Cache(cache.k, cache.v, 2, cache.used[:1], cache.table), (tables[0], tables[1][:40], device.interleaved)
+        for given in ((cache, fewer[1]), (fewer[0], rotary)):  # a plan that is known does not hide it
+            assert appended(q, new, *given, True) is None and len(device.launches) == done
 
 
 def test_what_is_torch_s(tmp_path):
@@ -157,7 +161,7 @@ def test_one_launch_reads_nothing_behind_terms_of_wrong_shapes(tmp_path, paged):
     q, (k, v), cache, _ = drawn(paged)
     device, words = CacheDevice(), dict(cache_seqlens=cache.used, causal=True, page_table=cache.table)
     wrong = [("sinks", dict(s_aux=torch.zeros(1).to(q.dtype))), ("alibi_slopes", dict(alibi_slopes=torch.zeros(1)))]
-    wrong.append(("seqused_k", dict(cache_seqlens=cache.used[:1])))
+    wrong.append(("cache_seqlens", dict(cache_seqlens=cache.used[:1])))
     with current.use(fake_runtime(device, tmp_path, pick_of_one_launch)):
         for name, given in wrong:
             with pytest.raises(ValueError, match=name):

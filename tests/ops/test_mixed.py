@@ -146,8 +146,12 @@ def test_what_does_not_fit_is_one_sentence(device):
     ):
         with pytest.raises(ValueError, match=said):
             batch.asked(**words)
+    batch.asked(out=torch.empty_like(batch.q))
+    for rows in (10, 12):  # a plan that is known does not hide it
+        with pytest.raises(ValueError, match="out must be"):
+            batch.asked(out=torch.empty_like(torch.cat((batch.q, batch.q)))[:rows])
     batch.asked()
-    batch.used = [9, 9]  # a plan that is known does not hide it
+    batch.used = [9, 9]
     with pytest.raises(ValueError, match="seqused_k must be int32"):
         batch.asked()
     batch.used, batch.pages = [9, 9, 9], [t.float() for t in batch.pages]

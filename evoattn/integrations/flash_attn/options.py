@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evoattn.ops.arguments import Score
 from evoattn.ops.attention import attend
-from evoattn.ops.call import Answer
+from evoattn.ops.call import INTEGERS, Answer
 from evoattn.ops.given import call_of, require_tensors
 
 OPEN = -1
@@ -100,6 +100,16 @@ def only_one(**given: Tensor | None) -> Tensor | None:
     if len(found) > 1:
         raise ValueError(f"{' and '.join(given)} are names of one argument; give one of the two.")
     return found[0] if found else None
+
+
+def require_of_each(batch: int, **given: Any) -> None:
+    """Raise `ValueError` for what is not a whole number of each of so many sequences: a GPU that looks behind the end
+    of a tensor is lost to the process."""
+    require_tensors(**{name: one for name, one in given.items() if one is not None})
+    for name, one in given.items():
+        if one is not None and (tuple(one.shape) != (batch,) or one.dtype not in INTEGERS):
+            found = f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+            raise ValueError(f"{name} must be int32 [{batch}], one for each sequence, not {found}.")
 
 
 def refuse_fp8(q: Tensor, *descale: Tensor | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from evoattn.integrations.flash_attn import eight_bits
 from evoattn.integrations.flash_attn.cache import Cache, append_and_attend, attend, attend_packed, of_batch
 from evoattn.integrations.flash_attn.columns import side_by_side, with_values
-from evoattn.integrations.flash_attn.options import Options, only_one, refuse_fp8, window_of
+from evoattn.integrations.flash_attn.options import Options, only_one, refuse_fp8, require_of_each, window_of
 from evoattn.integrations.flash_attn.rotary import rotated
 from evoattn.integrations.flash_attn.sequences import Keys, Queries, over_rows
 from evoattn.ops.beside import Rotary, appended, merged
@@ -235,13 +235,15 @@ def flash_attn_with_kvcache(
         **(eight_bits.scales(q, q_descale, k_descale, v_descale) if eight else own),
     )  # fmt: skip
     table = only_one(page_table=page_table, block_table=block_table)
-    if table is not None and cache_batch_idx is not None:
-        table, cache_batch_idx = table[cache_batch_idx.long()], None
     batch = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-    elif cache_seqlens is not None:
-        require_dims(1, "one dimension", cache_seqlens=cache_seqlens)
+    require_of_each(
+        batch, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+        rotary_seqlens=rotary_seqlens,
+    )  # fmt: skip
+    if table is not None and cache_batch_idx is not None:
+        table, cache_batch_idx = table[cache_batch_idx.long()], None
     cache = Cache(k_cache, v_cache, batch, cache_seqlens, table, cache_batch_idx, cache_leftpad)
     start = cache.lengths if rotary_seqlens is None else rotary_seqlens
     rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin, rotary_interleaved)
