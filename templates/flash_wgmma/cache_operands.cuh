@@ -51,8 +51,9 @@ struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
 
 private:
   static __device__ __forceinline__ void tell(uint32_t full_smem, uint32_t empty_smem, int lane) {
-    __syncwarp();  // all lanes have read and written when one says so for the warp
-    if (lane == 0) mbarrier_arrive(full_smem), mbarrier_arrive(empty_smem);
+    mbarrier_arrive(full_smem);  // each lane: the next numbers in this place are another warp's
+    __syncwarp();                // all lanes have read when one says so for the warp
+    if (lane == 0) mbarrier_arrive(empty_smem);
   }
   // A tile, 8 rows of 64 columns at a time: a lane has a row's 16, and eight lanes eight rows,
   // whose pieces of 16 bytes the swizzle puts into different banks. Addresses are a lane's own and constants.
