@@ -16,7 +16,7 @@ from evoattn.families.base import MOST_ROWS, Family
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.families.render import render
 from evoattn.model.dtype import DTYPES, WIDE_DTYPES
-from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.gpu import GPUS, MAX_GRID_YZ, GpuSpec
 from evoattn.model.mask import MASKS, Mask
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
@@ -282,3 +282,21 @@ def test_a_cluster_of_one_block_is_impossible():
     base = load_space("split_kv", gpu).starting[0] | genes
     said = [family.why_impossible(problem, KernelConfig("split_kv", base | {"SPLITS": n}), gpu) for n in (1, 2)]
     assert "SPLITS=1 makes none" in said[0] and said[1] is None
+
+
+@every_family
+@pytest.mark.parametrize(
+    "sizes", [dict(heads=65536, kv_heads=65536), dict(batch=65536), dict(seqlen_q=1 << 23)], ids=str
+)
+def test_grids_end_where_the_device_s_do(family, sizes):
+    """A launch that the driver refuses takes the kernel from all calls of the process."""
+    gpu, tried = GPUS["h200"], 0
+    for named in supported(family, gpu):
+        few = {"batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 4, "seqlen_k": 64} | sizes
+        problem = named.with_(head_dim=min(named.head_dim, 512), **few)
+        for config in load_space(family.name, gpu).starting_configs():
+            if family.why_impossible(problem, config, gpu) is None:
+                tried += 1
+                for launch in family.launches(problem, config, gpu):
+                    assert launch.grid[0] < 1 << 31 and max(launch.grid[1:]) <= MAX_GRID_YZ, launch.grid
+    assert tried or family.why_impossible(problem, config, gpu)

@@ -99,7 +99,7 @@ class BackwardWgmma(Backward):
             return "The gradient of a bias beside an expression of scores is backward_scalar's."
         if problem.deterministic and shares_bias(problem):
             return "backward_wgmma adds up the gradient of a bias that batches or heads share in any order."
-        return None
+        return self.why_past_grid(max(problem.heads, batches(problem)))
 
     def why_not(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, redundant: bool = True

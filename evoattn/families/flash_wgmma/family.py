@@ -54,7 +54,7 @@ from evoattn.families.tensor_tiles import (
 from evoattn.families.variants import scale_given, variant_constants, variant_given
 from evoattn.families.work import LaunchWork
 from evoattn.model.forward import MAIN
-from evoattn.model.gpu import GpuSpec
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import NULL, Buffer, KernelArg, KernelLaunch, Scalar, TensorMap, scratch_args
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
@@ -477,6 +477,13 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
     packed = problem.varlen and not genes.GROUP_ROWS  # whose queries an int32 counts
     if not packed and row_blocks * genes.BLOCK_M > MAX_ROWS:
         return f"{row_blocks} tiles of {genes.BLOCK_M} rows of each head are more rows than an int32 counts."
+    if not is_persistent(genes):
+        blocks = grid(problem, genes, gpu)
+        if blocks[1] > MAX_GRID_YZ or blocks[2] > MAX_GRID_YZ:
+            return (
+                f"SCHEDULE=single, TILE_ORDER={genes.TILE_ORDER}: grid y and z end at {MAX_GRID_YZ}, and here are "
+                f"{row_blocks} tiles of rows and {heads} heads of all batches."
+            )
     if merges_in_memory(problem, genes) and row_blocks * heads * genes.KEY_SPLIT > gpu.sm_count * genes.BLOCKS_PER_SM:
         return (
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="

@@ -31,6 +31,8 @@ from evoattn.model.space import KernelConfig
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 MAX_ROWS = 2**31 - 1
 """Rows of S count in an int."""
+LEAST_ROWS = 16
+"""Of a tile of queries."""
 
 
 def score_stride(problem: AttentionProblem) -> int:
@@ -81,6 +83,7 @@ class ThreeKernel(Family):
             self.why_too_old(gpu)
             or self.why_no_head_dim(MIN_HEAD_DIM, MAX_HEAD_DIM, problem.head_dim)
             or self.why_past_grid(problem.heads * problem.batch, "heads over all batches")
+            or self.why_past_grid(math.ceil(problem.seqlen_q / LEAST_ROWS), f"tiles of {LEAST_ROWS} queries")
         ):
             return reason
         if query_rows(problem) > MAX_ROWS:
