@@ -45,6 +45,8 @@ fast: setup
 	$(PYTEST) -m 'not slow and not device and not postgres and not browser' \
 	  $(addprefix --ignore=tests/,integrations dashboard fleet peers report cheats export cli mutation scripts)
 
+# One process more than cores: some tests wait, for processes and clocks.
+whole exhaustive: export PYTEST_XDIST_AUTO_NUM_WORKERS := $(shell echo $$(($$(nproc) + 1)))
 whole: setup
 	$(PYTEST)
 

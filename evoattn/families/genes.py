@@ -57,7 +57,7 @@ class Genes:
             params = {name: one.default for name, one in declared.items() if one.default is not None} | params
             if params.keys() != declared.keys():
                 raise TypeError(f"{type(self).__name__} are {', '.join(declared)}, not {', '.join(params)}")
-        vars(self).update({name: params[name] for name in declared})
+        vars(self).update(params)
 
     @classmethod
     def of(cls, config: KernelConfig) -> Self:

@@ -22,7 +22,7 @@ def resolve(source: str, folder: Path) -> str:
     done: set[str] = set()
     lines: list[str] = []
     for line in source.splitlines(keepends=True):
-        if match := _INCLUDE.fullmatch(line.rstrip("\n")):
+        if "#" in line and (match := _INCLUDE.fullmatch(line.rstrip("\n"))):
             lines += [f"{text}\n\n" for name, text in _with_its_own(match[1], folder) if name not in done]
             done |= {name for name, _ in _with_its_own(match[1], folder)}
         else:

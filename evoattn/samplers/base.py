@@ -41,6 +41,7 @@ class ConfigPool:
         self._why_invalid = why_invalid
         self._seen: set[str] = set()
         self._open = list(spaces)
+        self._free = {family: [p for p in s.parameters if len(p.values) > 1] for family, s in spaces.items()}
         self._points = {family: self._enumerate(space) for family, space in spaces.items()}
 
     def mark(self, identity: str) -> bool:
@@ -81,10 +82,9 @@ class ConfigPool:
 
     def _changed(self, family: str, params: Params, reason: str) -> Params:
         """A copy with one parameter changed: mostly one that the reason names, or any if it names none."""
-        parameters = [p for p in self.spaces[family].parameters if len(p.values) > 1]
-        named = [p for p in parameters if p.name in reason]
+        named = [p for p in self._free[family] if p.name in reason]
         if not named or self.rng.random() < REPAIR_NOISE:
-            named = parameters
+            named = self._free[family]
         if not named:
             return params
         chosen = self.rng.choice(named)
@@ -119,7 +119,7 @@ class ConfigPool:
     def mutate(self, family: str, params: Params) -> Params:
         """A copy with one parameter changed on average, mostly to the next value up or down, as values stand in their
         natural order."""
-        parameters = [p for p in self.spaces[family].parameters if len(p.values) > 1]
+        parameters = self._free[family]
         return params | {
             p.name: self._mutated(p, params[p.name]) for p in parameters if self.rng.random() < 1 / len(parameters)
         }

@@ -100,14 +100,18 @@ def compared(many: BuiltKernel, one: BuiltKernel, whole: AttentionProblem) -> It
     yield from (f"batch: row {row}" for row in range(KEYS) if differs(row, answer, row))
 
 
+def kernel_of(name: str, gpu: str, problem: AttentionProblem, genes: dict, *edits: Edit) -> BuiltKernel:
+    """With the genes of the recipe and these."""
+    family, card = registry.lookup(name), CARDS[gpu]
+    base = load_space(name, card).starting_configs()[0].params
+    config = KernelConfig(name, {**base, **family.recipe(problem, card), **genes})
+    return built(family, problem, config, card, *edits)
+
+
 def kernels(name: str, gpu: str, whole: AttentionProblem, genes: tuple[dict, dict], *edits: Edit) -> list[BuiltKernel]:
-    """Of a causal sequence and of decoding, with the genes of the recipe and these."""
-    family, made, card = registry.lookup(name), [], CARDS[gpu]
-    for problem, own in zip((whole, whole.with_(seqlen_q=1, mask="full")), genes, strict=True):
-        base = load_space(name, card).starting_configs()[0].params
-        config = KernelConfig(name, {**base, **family.recipe(problem, card), **own})
-        made.append(built(family, problem, config, card, *edits, machine_code=False))
-    return made
+    """Of a causal sequence and of decoding."""
+    problems = whole, whole.with_(seqlen_q=1, mask="full")
+    return [kernel_of(name, gpu, *one, *edits) for one in zip(problems, genes, strict=True)]
 
 
 CARDS = {**GPUS, "one SM": GPUS["h100"].with_limits({"sm_count": 1})}
@@ -209,7 +213,7 @@ def of_few_keys(problem: AttentionProblem, genes: dict[str, Any], gpu: str, *edi
     whole = tensors_of(causal(head_dim=problem.head_dim, dtype=problem.dtype))
     tensors = {name: made[:, :, : problem.seqlen_k].contiguous() for name, made in zip("qkv", whole, strict=True)}
     one = {**WGMMA, "STAGES": 1, "PART_TILES": 0, **genes}
-    return computed(kernels("flash_wgmma", gpu, problem, (one, one), *edits)[0], problem, **tensors)
+    return computed(kernel_of("flash_wgmma", gpu, problem, one, *edits), problem, **tensors)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ REFUSED = [
 REFUSED_OF = [
     (problem(heads=65536), {}, "65535"),
 ]
+STARTING = [
+    (problem(head_dim=head_dim), L4, which) for head_dim, which in ((32, 1), (64, 0), (64, 3), (128, 4), (256, 3))
+]
 
 
 def test_starting_configs_are_of_the_architecture():
@@ -53,14 +56,6 @@ def test_starting_configs_are_of_the_architecture():
     first = next(config for config in configs if config["PRODUCT"] == "wgmma")
     info = kernel(problem(), first, machine_code=True).compiled.info
     assert info.spill_bytes == 0 and not info.warnings
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("head_dim", "which"), [(32, 1), (64, 0), (64, 3), (128, 4), (256, 3)])
-def test_starting_configs_compile_without_spills(head_dim, which):
-    p = problem(head_dim=head_dim)
-    c = starting_configs(load_space("three_kernel", L4), p, L4)[which]
-    assert kernel(p, c, machine_code=True).compiled.info.spill_bytes == 0
 
 
 def test_scratch_holds_whole_chunks():

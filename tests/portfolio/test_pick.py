@@ -237,7 +237,7 @@ def test_a_length_that_cannot_be_rounded_stays() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 16])
 def test_few_queries_are_picked_for_with_a_little_more_keys(queries: int) -> None:
-    for keys in range(1, 9000):
+    for keys in range(1, 9000, 1 if queries == 1 else 13):
         about = canonical(TOKEN.with_(seqlen_q=queries, seqlen_k=keys))
         most = max(16, min(keys * 9 / 8, keys + 64) if keys < 1024 else keys * 9 / 8, 2 * keys - 1)
         assert about.seqlen_q == queries and keys <= about.seqlen_k <= most

@@ -1,13 +1,16 @@
 """A database from outside: damaged rows are refused, and no text in one becomes code, a path or a traceback."""
 
 import json
+import os
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,8 +230,11 @@ def test_a_query_without_an_end_ends_with_sigterm(tmp_path):
     heeds = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # what a shell runs behind it may not
     process = subprocess.Popen(words, **pipes, preexec_fn=heeds)
     try:
+        while not any(os.path.realpath(file) == str(path) for file in Path(f"/proc/{process.pid}/fd").iterdir()):
+            assert process.poll() is None
+            time.sleep(0.05)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
+            process.wait(0.5)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=600)
     finally:
