@@ -342,7 +342,7 @@ class _Attention(torch.autograd.Function):
         given = kept(plans.words, plans.grads, saved, grad, grad_lse)
         call = given.call
         if recorded:
-            tensors = call.query, call.key, call.value, given.grad, grad_lse
+            tensors = call.query, call.key, call.value, given.grad, grad_lse, *call.given_terms
             found = _Gradients.apply(runtime, given, *tensors)  # type: ignore[no-untyped-call]
         else:
             found = runtime.gradients(given)

@@ -333,6 +333,16 @@ def test_twice_is_one_clear_error(device):
         first.sum().backward()
 
 
+def test_twice_is_an_error_where_a_bias_alone_is_learned(device):
+    """Autograd would take its gradient for one that does not depend on it."""
+    bias = torch.randn(4, 37, 45).half().requires_grad_()
+    out = evoattn.attention(*tensors(), enable_gqa=True, bias=bias)
+    (first,) = torch.autograd.grad(out.float().sum(), bias, create_graph=True)
+    assert device.backwards
+    with pytest.raises(RuntimeError, match="evoattn's backward pass has no derivative"):
+        (first.sum() + bias.sum()).backward()
+
+
 @pytest.fixture
 def sometimes(tmp_path):
     """Kernels that add in any order."""
