@@ -27,7 +27,7 @@ from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.sdpa import backends_chosen, is_on
 from evoattn.ops.shapes import Wanted, problems_of
-from evoattn.ops.torch_answer import PROMISE, NoKernel, is_promised
+from evoattn.ops.torch_answer import PROMISE, NoKernel, batches_of, is_promised
 from evoattn.portfolio.pick import Pick, grown
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _found(call: Call) -> tuple[Choice, ...] | str:
         return reason
     choices = runtime.training_choices(call) if wanted else runtime.choice(call, contends=True)
     if isinstance(choices, Refusal):
+        if parts := batches_of(call):
+            return _found(parts[0])
         return f"{GRADIENTS}, and {choices.reason}" if wanted else choices.reason
     choices = choices if isinstance(choices, tuple) else (choices,)
     for choice in choices:

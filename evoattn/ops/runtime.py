@@ -168,6 +168,8 @@ class Runtime:
             if not isinstance(found, str):
                 return found
             reason = found
+        if (parts := torch_answer.by_batches(call, self.attend)) is not None:
+            return parts
         if call.strict or call.batch_invariant:
             call.require()
             refuse(reason, call.strict, call.batch_invariant)

@@ -39,6 +39,8 @@ LEAST_CAPABILITY = (8, 0)
 """CUDA compute capability that `varlen_attn` needs."""
 MOST_HEAD_DIM = 256
 """The largest head_dim that `varlen_attn` takes."""
+MOST_BATCHES = 65535
+"""Of a grid of CUDA. Torch 2.11 raises for more with a bias that all share, and where it pads head_dims."""
 SDPA = torch._C._nn.scaled_dot_product_attention
 """`torch.nn.functional.scaled_dot_product_attention` itself, whatever `evoattn.sdpa` puts in its place."""
 MATH = torch._scaled_dot_product_attention_math
@@ -181,6 +183,8 @@ def answer(call: Call) -> Answer:
     output 0, but where SDPA alone says what it has. Keys and values of 8 bits are made such as query's first."""
     refuse("it was left to torch", batch_invariant=call.batch_invariant)
     _require_dense(call)
+    if (parts := by_batches(call, answer)) is not None:
+        return parts
     if is_eight_bits(call.value):
         call.require()
         call = dequantised(call)
@@ -203,6 +207,42 @@ def answer(call: Call) -> Answer:
         output, lse = _of_sequences(call) if call.packed else by_formula(call)
     output = output if call.out is None else call.out.copy_(output)
     return output if lse is None else (output, lse)
+
+
+def batches_of(call: Call) -> list[Call]:
+    """A call in parts of `MOST_BATCHES`, of more batches; empty for others, and where that needs more than slices."""
+    query, others = call.query, (call.key, call.value)
+    if not _is_plain(query) or query.dim() != 4 or query.shape[0] <= MOST_BATCHES or _is_watched():
+        return []
+    if call.packed or call.paged or call.score is not None or call.blocks:
+        return []
+    if not all(_is_plain(one) and one.dim() == 4 and one.shape[0] == query.shape[0] for one in others):
+        return []
+    ends = range(MOST_BATCHES, query.shape[0] + MOST_BATCHES, MOST_BATCHES)
+    return [_of_batches(call, slice(end - MOST_BATCHES, end)) for end in ends]
+
+
+def _of_batches(call: Call, part: slice) -> Call:
+    query, key, value = (one[part] for one in (call.query, call.key, call.value))
+    out = None if call.out is None else call.out[part]
+    terms = list(call.terms)
+    for which, term in enumerate(call.terms):
+        shared = term is None or which in (SINKS, SLOPES) or (which == BIAS and term.dim() < 4) or len(term) == 1
+        terms[which] = term if term is None or shared else term[part]
+    return replace(call, query=query, key=key, value=value, out=out, terms=tuple(terms))
+
+
+def by_batches(call: Call, answer: Callable[[Call], Answer]) -> Answer | None:
+    """What `answer` says of `batches_of` a call, as one; None where there are none."""
+    if not (parts := batches_of(call)):
+        return None
+    found = [answer(part) for part in parts]
+    outputs = [one if isinstance(one, Tensor) else one[0] for one in found]
+    if (output := call.out) is None:
+        turned = call.query.stride(1) < call.query.stride(2)  # the answer lies as query does
+        output = torch.cat([one.transpose(1, 2) if turned else one for one in outputs])
+        output = output.transpose(1, 2) if turned else output
+    return (output, torch.cat([one[1] for one in found])) if call.return_lse else output
 
 
 def _require_dense(call: Call) -> None:
