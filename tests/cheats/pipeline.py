@@ -28,12 +28,14 @@ LOOP_SECONDS = 5.0
 FAMILY = lookup("flash_scalar")
 
 
-def configs_of(cheats: tuple[Cheat, ...], gpu: GpuSpec) -> dict[str, tuple[KernelConfig, Cheat]]:
+def configs_of(
+    cheats: tuple[Cheat, ...], gpu: GpuSpec, problem: AttentionProblem = PROBLEM
+) -> dict[str, tuple[KernelConfig, Cheat]]:
     """By id: a valid config for each cheat. Raises `ValueError` if there are too few."""
     space = load_space(FAMILY.name, gpu)
     free = (dict(zip(FREE, values, strict=True)) for values in itertools.product(*FREE.values()))
     points: Iterator[dict[str, Value]] = ({**GENES, **genes} for genes in free)
-    valid = (c for c in map(space.make_config, points) if FAMILY.why_invalid(PROBLEM, c, gpu) is None)
+    valid = (c for c in map(space.make_config, points) if FAMILY.why_invalid(problem, c, gpu) is None)
     chosen = {config.id: (config, cheat) for config, cheat in zip(valid, cheats, strict=False)}
     if len(chosen) < len(cheats):
         raise ValueError(f"flash_scalar has {len(chosen)} configs for {len(cheats)} cheats.")
@@ -108,9 +110,10 @@ def run_cheats(
 ) -> tuple[Study, list[Caught]]:
     """Every cheat between two honest controls, searched on the device or offline. `say` is given a line on each as it
     is recorded, and on each stage of the search as it begins. Raises what `Search.run` raises."""
-    chosen = configs_of((HONEST, *CHEATS, HONEST), gpu)
+    problem = PROBLEM.with_(head_dim=32) if offline else PROBLEM  # which the interpreter computes in half of the time
+    chosen = configs_of((HONEST, *CHEATS, HONEST), gpu, problem)
 
-    study = storage.create_study("cheats", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
+    study = storage.create_study("cheats", problem, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
     spaces = {FAMILY.name: load_space(FAMILY.name, gpu)}
 
     def told(trial: Trial) -> None:
@@ -125,7 +128,7 @@ def run_cheats(
     running = Search(
         storage,
         study,
-        SearchPlan(PROBLEM, gpu, None, spaces),
+        SearchPlan(problem, gpu, None, spaces),
         sampler,
         LocalFleet(jobs),
         sanitize=sanitize,

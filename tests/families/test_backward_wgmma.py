@@ -156,6 +156,7 @@ def test_gradients_are_right(params, text):
         (THIRDS, "window=20:9 lse=1", "D=192"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_warpgroups_share_dimensions(params, text, dims):
     assert faults(SHARES_DIMS | params, text, dims=dims) == []
 

@@ -141,6 +141,7 @@ def test_wgmma_text_counts_its_operands():
 @pytest.mark.parametrize(
     "name", ["seed_h100", "seed_l4_s512", "fa_d64_2k_causal", "fa_d128_4k", "llama_gqa_prefill", "fa_d256_4k"]
 )
+@pytest.mark.sampled(2)
 def test_a_starting_config_compiles_as_the_estimate_says(name):
     p = problems.lookup(name)
     assert not fault((p, starting_configs(SPACE, p, H100)[-1]))

@@ -180,7 +180,7 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "fields", "many", "one"), OTHERS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_the_same_by_other_kernels(gpu, fields, many, one):
     whole = causal(**{"dtype": "bf16", "lse": True, **fields})
     assert not [*compared(*kernels("flash_wgmma", gpu, whole, ({**MANY, **many}, {**SPLIT, **one})), whole)]

@@ -59,7 +59,7 @@ T = TypeVar("T")
 POISON = 0x7FFE
 """Fills shared memory before it is written, if the launch asks for nothing else: a NaN in every float type, and neither
 the one that hardware computes (0x7FFF…) nor bytes of 0xFF, with which callers like to mark what was never written."""
-DEFAULT_STEP_LIMIT = 2_000_000
+DEFAULT_STEP_LIMIT = 1_000_000
 """Instructions of one batch of blocks: some seconds. Right kernels take 273,000 at most in the cases that we know."""
 
 
