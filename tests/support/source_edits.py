@@ -1,37 +1,50 @@
 """Edits of kernel sources by anchors: texts that are found however a formatter sets white space and breaks lines."""
 
 import re
+from bisect import bisect_right
 from functools import lru_cache
+from itertools import accumulate
 
 
 class AnchorError(ValueError):
     """The source has no place, or several, where one was expected."""
 
 
-@lru_cache(64)  # tables of faults edit one source many times
-def _squeezed(text: str) -> tuple[str, tuple[int, ...]]:
-    """The text without white space and without the `//` of a comment that goes on from the line before; where each of
-    its characters was."""
-    kept: list[int] = []
-    in_comment = False
-    position = 0
-    for line in text.splitlines(keepends=True):
-        start = re.match(r"\s*(?://)?", line)
-        goes_on = in_comment and start is not None and start[0].endswith("//")
-        first = start.end() if goes_on and start is not None else 0
-        kept += [position + i for i in range(first, len(line)) if not line[i].isspace()]
-        in_comment = "//" in line
-        position += len(line)
-    return "".join(text[i] for i in kept), tuple(kept)
+class _Squeezed:
+    """A text without white space and without the `//` of a comment that goes on from the line before."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: list[tuple[int, int]] = []
+        """Of each line: where its first character that is kept may be, and its end."""
+        squeezed: list[str] = []
+        in_comment, position = False, 0
+        for line in text.splitlines(keepends=True):
+            start = re.match(r"\s*//", line) if in_comment else None
+            first = start.end() if start else 0
+            squeezed.append("".join(line[first:].split()))
+            self._lines.append((position + first, position + len(line)))
+            in_comment = "//" in line
+            position += len(line)
+        self._source, self.text = text, "".join(squeezed)
+        self._starts = list(accumulate(map(len, squeezed), initial=0))[:-1]
+
+    def place(self, at: int) -> int:
+        """Where the character `at` of the squeezed text was."""
+        line = bisect_right(self._starts, at) - 1
+        kept = [i for i in range(*self._lines[line]) if not self._source[i].isspace()]
+        return kept[at - self._starts[line]]
+
+
+_squeezed = lru_cache(64)(_Squeezed)  # tables of faults edit one source many times
 
 
 def find_all(source: str, anchor: str) -> list[tuple[int, int]]:
     """Where the anchor stands: (first, end) of each place."""
-    wanted, (text, positions) = _squeezed(anchor)[0], _squeezed(source)
+    wanted, squeezed = _squeezed(anchor).text, _squeezed(source)
     if not wanted:
         raise AnchorError("an anchor is empty")
-    starts = [match.start() for match in re.finditer(f"(?={re.escape(wanted)})", text)]
-    return [(positions[at], positions[at + len(wanted) - 1] + 1) for at in starts]
+    starts = [match.start() for match in re.finditer(f"(?={re.escape(wanted)})", squeezed.text)]
+    return [(squeezed.place(at), squeezed.place(at + len(wanted) - 1) + 1) for at in starts]
 
 
 def replaced(source: str, old: str, new: str, times: int | None = 1) -> str:

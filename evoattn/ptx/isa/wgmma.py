@@ -68,13 +68,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     def tell(leads: Numbers, chunks: Numbers) -> None:
         """The watchers, of one operand in shared memory."""
         if context.races is not None:
-            proxy, shift = context.races.proxy, 4 - context.races.shared.shift
-            for lead, part in zip(leads.tolist(), chunks):
-                granules = (
-                    part.ravel() if not shift else ((part.ravel() << shift)[:, None] + np.arange(1 << shift)).ravel()
-                )
-                issuers = threads.count + np.arange(lead, lead + WARPGROUP_WARPS)
-                proxy.read(proxy.products(lead), issuers, granules, ins)
+            context.races.proxy.read_by_products(leads, chunks.reshape(len(leads), -1), ins)
         if context.traffic is not None:
             context.traffic.shared_rows(chunks.size * 16)
 

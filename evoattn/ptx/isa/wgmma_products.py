@@ -22,7 +22,7 @@ from evoattn.ptx.isa.half import to_float32
 from evoattn.ptx.isa.wgmma_sums import Floats, add_products
 from evoattn.ptx.program.kernel import Instruction, Kernel, Lanes, Mask, Numbers, operand_registers, parse_type
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
+from evoattn.ptx.races.async_proxy import CHUNK, WARPGROUP_WARPS
 from evoattn.ptx.state.context import Context
 
 _Group = tuple[frozenset[int], int]
@@ -365,8 +365,6 @@ def matrix_products(context: Context) -> MatrixProducts:
 
 
 DEPTH = 16
-CHUNK = 16
-"""Bytes, eight elements: what swizzling moves in one piece."""
 _SWIZZLED_CHUNKS = {0: 1, 1: 8, 2: 4, 3: 2}
 """Chunks of a swizzled row, by the layout type in bits 62 and 63; 1 for none."""
 _U64 = parse_type("u64")
@@ -374,9 +372,9 @@ _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62
 
 
 @lru_cache(maxsize=1024)
-def operand_chunks(descriptor: int, side: int, transposed: bool) -> Numbers | None:
+def operand_chunks(descriptor: int, side: int, transposed: bool) -> tuple[Numbers, int, int] | None:
     """Number of each 16-byte chunk of an operand from the start of the block's memory: `[side, 2]`, or transposed `[16,
-    side / 8]`.
+    side / 8]`; the least and the greatest of them.
 
     `side` is M or N. Transposed means that M or N is contiguous. None for a descriptor with a base offset or unknown
     bits. With w chunks in a swizzled row, the leading offset L and the stride S, chunk c of row r lies (K-major) at row
@@ -395,7 +393,8 @@ def operand_chunks(descriptor: int, side: int, transposed: bool) -> Numbers | No
         over, along = (leading, stride) if wide > 1 else (stride, leading)
         at = depth % 8 * wide + depth // 8 * along + chunk % wide + chunk // wide * over
     at += start
-    return at ^ (at >> 3 & wide - 1)
+    at ^= at >> 3 & wide - 1
+    return at, int(at.min()), int(at.max())
 
 
 class SharedOperand:
@@ -415,19 +414,23 @@ class SharedOperand:
         The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`."""
         shared = self.context.shared
         given = self.descriptor[lead_threads] if self.descriptor.ndim else self.descriptor
-        descriptors = np.broadcast_to(given, lead_threads.shape).tolist()
-        chunks = np.stack([self._chunks(d, thread) for d, thread in zip(descriptors, lead_threads.tolist())])
-        chunks += (shared.base[lead_threads] // CHUNK)[:, None, None]
+        base = (shared.base[lead_threads] // CHUNK)[:, None, None]
+        if not given.ndim or not np.count_nonzero(given != given[0]):  # as in most kernels
+            chunks = self._chunks(int(given.flat[0]), int(lead_threads[0])) + base
+        else:
+            chunks = np.stack([self._chunks(d, thread) for d, thread in zip(given.tolist(), lead_threads.tolist())])
+            chunks += base
         elements = shared.elements(CHUNK).take(chunks)
         if self.kind in VALUES:
             return VALUES[self.kind].take(elements.view(np.uint8)), chunks
         return to_float32(elements.view(np.uint16), self.kind.removesuffix("16")), chunks
 
     def _chunks(self, descriptor: int, thread: int) -> Lanes:
-        chunks = operand_chunks(descriptor, self.side, self.transposed)
-        if chunks is None:
+        found = operand_chunks(descriptor, self.side, self.transposed)
+        if found is None:
             raise AsyncFault(f"The matrix descriptor {descriptor:#x} has a base offset or unknown bits in {self.ins}.")
-        shared, lowest, highest = self.context.shared, int(chunks.min()) * CHUNK, int(chunks.max()) * CHUNK
+        chunks, least, greatest = found
+        shared, lowest, highest = self.context.shared, least * CHUNK, greatest * CHUNK
         if lowest < shared.first or highest + CHUNK > shared.limit:
             place = lowest if lowest < shared.first else highest
             raise MemoryFault(

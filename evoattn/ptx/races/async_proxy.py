@@ -21,6 +21,8 @@ from evoattn.ptx.races.happens_before import SEVERAL
 from evoattn.ptx.races.shared_accesses import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, SharedRaces
 
 WARPGROUP_WARPS = 4
+CHUNK = 16
+"""Bytes, eight elements: what swizzling moves in one piece."""
 MAX_MBARRIERS = 256
 """Of a block that are watched."""
 _ALWAYS = 1 << 39
@@ -102,6 +104,23 @@ class AsyncRaces:
         )
         self.detector.reads.mark(column, block, granules, self.order.now << LANE_BITS | SEVERAL)
 
+    def read_by_products(self, leads: Numbers, chunks: Numbers, ins: Instruction) -> None:
+        """The matrix products of the warpgroups that have these first warps read chunks of 16 bytes, `[warpgroup,
+        chunk]`, from now until their warpgroup waits for them."""
+        self.detector.check()
+        granules = CHUNK >> self.detector.shift
+        written = self.detector.last_write.reshape(-1, granules)[chunks].reshape(len(leads), -1)
+        copied = np.zeros(len(leads), np.bool_)
+        if self.detector.copies:
+            copied = self.detector.in_flight.reshape(-1, granules)[chunks].any((1, 2))
+        for lead, stamps, in_flight in zip(leads.tolist(), written, copied.tolist()):
+            self._check_stamps("reads", self.threads.count + np.arange(lead, lead + WARPGROUP_WARPS), stamps, ins)
+            if in_flight:
+                self._tell_copy(self.threads.count + lead, "reads", ins)
+        columns = self.threads.cluster_warps + np.array([self.products(lead) for lead in leads.tolist()])
+        stamp = self.order.now << LANE_BITS | SEVERAL
+        self.detector.reads.mark_chunks(columns, leads // self.threads.block_warps, chunks, stamp)
+
     def write(
         self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True
     ) -> None:
@@ -132,27 +151,37 @@ class AsyncRaces:
     def _check_against_writes(
         self, verb: str, issuers: Numbers, granules: Granules, ins: Instruction, proxied: bool = True
     ) -> None:
-        stamps = self.detector.last_write[granules]
-        different = np.unique(stamps) if np.count_nonzero(stamps != stamps[0]) else stamps[:1]
+        self._check_stamps(verb, issuers, self.detector.last_write[granules], ins, proxied)
+        if self.detector.copies and self.detector.in_flight[granules].any():
+            self._tell_copy(int(issuers[0]), verb, ins)
+
+    def _check_stamps(
+        self, verb: str, issuers: Numbers, stamps: Numbers, ins: Instruction, proxied: bool = True
+    ) -> None:
+        """Of the last writes to what an agent accesses now."""
+        changes = np.flatnonzero(stamps[1:] != stamps[:-1])  # few: neighbours are written together
+        different = sorted({int(stamps[0]), *stamps[changes + 1].tolist()}) if len(changes) else [int(stamps[0])]
         first = int(issuers[0])
-        unknown = [stamp for stamp in different.tolist() if stamp and (first, stamp) not in self._known_ordered]
+        unknown = [stamp for stamp in different if stamp and (first, stamp) not in self._known_ordered]
+        if not unknown:
+            return
         made = [(stamp >> THREAD_BITS, stamp & THREAD_MASK) for stamp in unknown]
         for stamp, (_, writer), wrong in zip(unknown, made, self._why_unordered(made, issuers, proxied)):
             if wrong:
                 self._tell(first, verb, f"what {self.detector.actors.name(writer)} wrote last, {wrong}", ins)
             else:
                 self._known_ordered.add((first, stamp))
-        if self.detector.copies and self.detector.in_flight[granules].any():
-            self._tell(first, verb, "an asynchronous copy that its thread has not yet waited for", ins)
 
     def _why_unordered(self, made: list[tuple[int, int]], issuers: Numbers, proxied: bool) -> list[str]:
         """What is missing between each access, of (time, actor), and an agent's access that these actors issue now; an
         empty string if nothing is. All that clocks have to tell is asked of them at once."""
         found, asked = [""] * len(made), list[tuple[int, int, int]]()
-        floor = self.order.block_floor[int(self.order.warp_of[issuers[0]]) // self.threads.block_warps] if made else 0
+        warps = self.order.warp_of[issuers]
+        floor = self.order.block_floor[warps[0] // self.threads.block_warps]
         for i, (time, actor) in enumerate(made):
             if actor >= self.order.first_agent:
-                asked.append((i, time, actor))
+                if np.count_nonzero(self.order.clock[warps, self.order.column_of[actor]] < time):  # most are ordered
+                    asked.append((i, time, actor))
             elif (fenced := self._fenced(actor, time) if proxied else time) is None:
                 found[i] = "with no fence.proxy.async between"
             elif fenced > floor:
@@ -221,6 +250,9 @@ class AsyncRaces:
                     self._tell(issuer, "overwrites", f"what {self.detector.actors.name(reader)} has read, {wrong}", ins)
                 else:
                     self._known_fenced.add(key)
+
+    def _tell_copy(self, issuer: int, verb: str, ins: Instruction) -> None:
+        self._tell(issuer, verb, "an asynchronous copy that its thread has not yet waited for", ins)
 
     def _tell(self, issuer: int, verb: str, what: str, ins: Instruction) -> None:
         block = int(self.order.warp_of[issuer]) // self.threads.block_warps + self.threads.first_block

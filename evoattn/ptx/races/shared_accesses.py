@@ -58,6 +58,12 @@ class ReadTable:
         self._marks[at, granules] = stamp
         self._used[at] = True
 
+    def mark_chunks(self, columns: Numbers, blocks: Numbers, chunks: Numbers, stamp: int) -> None:
+        """Chunks of 16 bytes, `[column, chunk]`, that columns read now, each in the memory of its block."""
+        at = self._turned(columns, blocks, -1)
+        self._marks.reshape(len(self._marks), -1, 16 >> self.shift)[at[:, None], chunks] = stamp
+        self._used[at] = True
+
     def last(self, granules: Numbers | slice) -> tuple[Numbers, Numbers]:
         """(turned columns that have any read, their last ones of these granules `[column, granule]`)."""
         used = np.flatnonzero(self._used)
