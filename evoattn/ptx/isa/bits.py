@@ -181,7 +181,7 @@ def permute_bytes(binder: Binder, ins: Instruction, fields: Fields) -> Operation
     sign in all bits."""
     a, b, selector, d = operands(binder, ins, _U32)
     if selector.ndim == 0:
-        return partial(_put_picked, d, _picks((a, b), int(selector)))
+        return _by_bytes((a, b), int(selector), d)
 
     def run() -> None:
         both = a | b.astype(np.uint64) << np.uint64(32)
@@ -196,27 +196,22 @@ def permute_bytes(binder: Binder, ins: Instruction, fields: Fields) -> Operation
     return run
 
 
-def _picks(sources: tuple[Lanes, Lanes], selector: int) -> list[tuple[Lanes, int, int, int]]:
-    """(a source, how far its bits move up, which of the result they are, by what they are multiplied then): bytes of
-    one source that move alike are moved at once."""
-    masks: dict[tuple[int, int], int] = {}
-    signs = []
+def _by_bytes(sources: tuple[Lanes, Lanes], selector: int, d: Lanes) -> Operation:
+    """A selector that is a constant: four columns of bytes are copied, each from where its nibble says."""
+    result = np.empty_like(d)  # the destination may be a source too
+    into = result.view(np.int8).reshape(-1, 4)
+    octets = [np.atleast_1d(one).view(np.int8).reshape(-1, 4) for one in sources]
+    parts = []
     for i in range(4):
         nibble = selector >> 4 * i & 15
-        which, up = nibble >> 2 & 1, 8 * i - 8 * (nibble & 3)
-        if nibble & 8:
-            signs.append((sources[which], up - 7, 1 << 8 * i, 0xFF))
-        else:
-            masks[which, up] = masks.get((which, up), 0) | 0xFF << 8 * i
-    return [(sources[which], up, mask, 1) for (which, up), mask in masks.items()] + signs
+        parts.append((into[:, i], octets[nibble >> 2 & 1][:, nibble & 3], bool(nibble & 8)))
 
+    def run() -> None:
+        for target, source, signs in parts:
+            target[:] = source >> 7 if signs else source
+        np.copyto(d, result)
 
-def _put_picked(d: Lanes, picks: list[tuple[Lanes, int, int, int]]) -> None:
-    result = np.zeros_like(d)
-    for source, up, mask, times in picks:
-        moved = source << np.uint32(up) if up >= 0 else source >> np.uint32(-up)
-        result |= (moved & np.uint32(mask)) * np.uint32(times)
-    np.copyto(d, result)
+    return run
 
 
 @instruction("mov", r"\.(?P<type>pred|[bus](?:16|32|64)|f32|f64)", kind="move")

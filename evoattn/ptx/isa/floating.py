@@ -21,7 +21,10 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 def flush(values: Lanes) -> Lanes:
     """Subnormal float32 → zero of the same sign."""
-    return np.where(np.abs(values) < SMALLEST_NORMAL, np.copysign(np.float32(0), values), values)
+    small = np.abs(values) < SMALLEST_NORMAL
+    if not np.count_nonzero(small):  # as of most
+        return values
+    return np.where(small, np.copysign(np.float32(0), values), values)
 
 
 def finish(compute: Callable[..., object], sources: tuple[Lanes, ...], d: Lanes, fields: Fields) -> Operation:
@@ -33,11 +36,10 @@ def finish(compute: Callable[..., object], sources: tuple[Lanes, ...], d: Lanes,
 
     def run() -> None:
         compute(*(flush(s) for s in sources) if ftz else sources, out=result)
-        if ftz:
-            np.copyto(result, flush(result))
+        value = flush(result) if ftz else result
         if sat:
-            np.copyto(result, np.fmin(np.fmax(result, d.dtype.type(0)), d.dtype.type(1)))
-        np.copyto(d, result)
+            value = np.fmin(np.fmax(value, d.dtype.type(0)), d.dtype.type(1))
+        np.copyto(d, value)
 
     return run
 
@@ -48,9 +50,10 @@ def zeros_in_order(choose: np.ufunc) -> Extreme:
     sign = -1 if choose in (np.fmin, np.minimum) else 1
 
     def run(a: Lanes, b: Lanes, out: Lanes | None = None) -> Lanes:
-        tied = (a == 0) & (b == 0)
+        tied = a == 0
+        tied &= b == 0
         result: Lanes
-        if not tied.any():
+        if not np.count_nonzero(tied):
             result = choose(a, b, out=out)
             return result
         result = np.where(tied, sign * (sign * a + sign * b), choose(a, b))  # a sum of zeros is -0 only if both are

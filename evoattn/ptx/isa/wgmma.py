@@ -54,7 +54,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     sign = np.float32(int(flags[0]) * int(flags[1]))
     if {flags[0], flags[1]} - {"1", "-1"} or set(flags[2:]) - {"0", "1"}:
         raise unsupported(ins, "an immediate")
-    products, threads = matrix_products(context), context.threads
+    products = matrix_products(context)
     accumulators, scale_d = products.accumulators(names, halves), context.source(ins.operands[3], _PREDICATE)
     transposed_b = transposes and flags[-1] == "1"
     of_b = fields.get("of_b") or kind

@@ -110,12 +110,13 @@ class AsyncRaces:
         self.detector.check()
         granules = CHUNK >> self.detector.shift
         written = self.detector.last_write.reshape(-1, granules)[chunks].reshape(len(leads), -1)
-        copied = np.zeros(len(leads), np.bool_)
+        copied = [0] * len(leads)
         if self.detector.copies:
-            copied = self.detector.in_flight.reshape(-1, granules)[chunks].any((1, 2))
-        for lead, stamps, in_flight in zip(leads.tolist(), written, copied.tolist()):
+            in_flight = self.detector.in_flight.reshape(-1, granules)[chunks]
+            copied = np.count_nonzero(in_flight, axis=(1, 2)).tolist()
+        for lead, stamps, some in zip(leads.tolist(), written, copied):
             self._check_stamps("reads", self.threads.count + np.arange(lead, lead + WARPGROUP_WARPS), stamps, ins)
-            if in_flight:
+            if some:
                 self._tell_copy(self.threads.count + lead, "reads", ins)
         columns = self.threads.cluster_warps + np.array([self.products(lead) for lead in leads.tolist()])
         stamp = self.order.now << LANE_BITS | SEVERAL
