@@ -64,9 +64,8 @@ def test_torch_answers_as_the_formula(eight, seqlen_q, causal):
     q, latent, table, lengths = inputs(seqlen_q)
     cache = quantize_latent(latent).view(torch.float8_e4m3fn) if eight else latent
     assert get_mla_metadata(lengths, 4, 1) == (None, None)
-    found, sums = flash_mla_with_kvcache(
-        q, cache, table, lengths, 512, *get_mla_metadata(), causal=causal, is_fp8_kvcache=eight
-    )
+    bits = {"is_fp8_kvcache": True} if eight else {}
+    found, sums = flash_mla_with_kvcache(q, cache, table, lengths, 512, *get_mla_metadata(), causal=causal, **bits)
     expected, expected_sums = exact(q, rounded(latent) if eight else latent, table, causal)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.02)
     torch.testing.assert_close(sums.double(), expected_sums, rtol=0, atol=0.01)

@@ -165,8 +165,9 @@ def test_encoders_have_no_cache():
 def test_other_words_of_the_engine():
     impl, output = adapter.Impl(HEADS, DIM, 0.2), torch.ones(2, HEADS, DIM)
     assert not impl.forward(None, output, None, None, output, None, output).any()  # measures memory
-    with pytest.raises(NotImplementedError, match="quantised"):
-        impl.forward(None, output, None, None, output, None, output, output_scale=output)
+    for scale in ("output_scale", "output_block_scale"):
+        with pytest.raises(NotImplementedError, match="quantised"):
+            impl.forward(None, output, None, None, output, None, output, **{scale: output})
     with pytest.raises(ValueError, match="is for vLLM"):
         adapter.halves(torch.zeros(2, 8, 16, KV_HEADS, DIM), DIM)
     metadata = adapter.Builder().build(0, common_of(Batch(DECODING)))

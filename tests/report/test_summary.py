@@ -5,6 +5,7 @@ import json
 import random
 from statistics import median
 
+import numpy as np
 import optuna
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from evoattn.model import gpu
 from evoattn.model.records import Timing, TrialState
 from evoattn.report import render_html, render_json, summarise
-from evoattn.report.analysis import columns_of, group_failures, importance_of, rank_cost_model
+from evoattn.report.analysis import Column, columns_of, group_failures, importance_of, rank_cost_model
 from evoattn.report.screen import Kept, print_result
 from evoattn.report.show import print_trial
 from evoattn.report.summary import FINALISTS
@@ -244,6 +245,11 @@ def test_importance_of_few_trials_says_so(storage):
     add(storage, study, TrialState.COMPLETE, us=[("screen", 5.0)], A=1)
     (importance,) = summarise(storage, study, 5).importances
     assert not importance.shares and "too few" in importance.why_not
+
+
+def test_nothing_matters_where_all_but_one_took_as_long():
+    columns = {"A": Column([16, 32], np.arange(60) % 2), "B": Column([1, 2], np.arange(60) // 30)}
+    assert importance_of("f", [1.0] + [2.0] * 59, columns).shares == {"A": 0.0, "B": 0.0}
 
 
 @pytest.mark.slow

@@ -174,6 +174,8 @@ def test_unknown_records_are_sentences(either):
         either.trial(99)
     with pytest.raises(UnknownRecord, match="There is no study 99"):
         either.study(99)
+    with pytest.raises(UnknownRecord, match=r"There is no study in .* yet; start with `evoattn search`\."):
+        either.chosen_study("first")
     make_study(either)
     with pytest.raises(StorageError, match=r"'first' is there already; .* `evoattn search --resume --study first`"):
         make_study(either)
