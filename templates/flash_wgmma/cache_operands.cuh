@@ -1,45 +1,53 @@
 // cache_operands.cuh: K and V of 8 bits under queries of 16: a cache. Tensor maps bring them, as columns of 16 bits, to
-// rings of their own; three warps beside the one that copies make fp16 of each tile, exactly, as products take it.
+// rings of their own; three warps beside the one that copies make fp16 of each tile, exactly, as products take it. K is
+// multiplied as it comes where Q is a sum of two numbers of 8 bits.
 #include "device/copy/ring_position.cuh"
 #include "device/copy/tensor_tile.cuh"
+#include "device/ptx/e4m3.cuh"
 #include "device/ptx/eight_bits.cuh"
 #include "device/ptx/element.cuh"
 #include "device/ptx/largest2.cuh"
 #include "device/ptx/mbarrier.cuh"
+#include "device/ptx/mma_m16n8k32.cuh"
 #include "device/ptx/opaque.cuh"
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warp.cuh"
 #include "flash_wgmma/head_scales.cuh"
+#include "flash_wgmma/given_rows.cuh"
 #include "flash_wgmma/made_rows.cuh"
 #include "flash_wgmma/operands.cuh"
 
-// MAKES: Q is no fp16, and becomes it (`HalfRows`).
-template <class KvElement, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool MAKES>
+enum class Queries { FP16, HALVED, SPLIT };  // as they are; fp16 (`HalfRows`); two numbers of 8 bits (`SplitRows`)
+
+template <class KvElement, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, Queries QUERIES>
 struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
-  static constexpr bool CONVERTS = true, MAKES_ROWS = MAKES;
-  static constexpr int TRANSPOSERS = 3;
+  static constexpr bool CONVERTS = QUERIES != Queries::SPLIT, MAKES_ROWS = QUERIES != Queries::FP16;
+  static constexpr int ROW_COLUMNS = CONVERTS ? HEAD_DIM : HEAD_DIM / 2;
+  static constexpr int TRANSPOSERS = 3, MAKERS = 32 * TRANSPOSERS;
   using LoadedKeys = TensorTile<HEAD_DIM / 2>;
   using LoadedTiles = TensorTile<VALUE_DIM / 2>;
 
-  // What the warps after the first of the producer's warpgroup do: all see each tile that comes, of K, then of V, and
-  // each converts every third, as one costs waits and fences, however few its numbers are. A word says that no more
-  // will come.
+  // What the warps after the first of the producer's warpgroup do: all see each tile that comes, of K that CONVERTS,
+  // then of V, and each converts every third, as one costs waits and fences, however few its numbers are. A word says
+  // that no more will come.
   template <class Smem, class Block> static __device__ __forceinline__ void transpose(const Block& block) {
     int turn = block.warp % 4 - 1;  // tiles until this warp's next
     RingPosition<STAGES> ring;
     for (;; ring.advance()) {
-      mbarrier_wait(block.barrier(Smem::KEYS_LOADED_FULL, ring.stage), ring.parity);
+      mbarrier_wait(block.barrier(CONVERTS ? Smem::KEYS_LOADED_FULL : Smem::LOADED_FULL, ring.stage), ring.parity);
       int last[1];
       read_shared_words(block.smem_address + Smem::LAST + 4 * ring.stage, block.lane, last);
       if (last[0]) break;
-      mbarrier_wait(block.barrier(Smem::K_EMPTY, ring.stage), ring.parity ^ 1);
-      if (turn == 0)
-        convert<HEAD_DIM>(block.smem + Smem::LOADED_KEYS + ring.stage * LoadedKeys::bytes(BLOCK_N),
-                          block.smem + Smem::K + ring.stage * Smem::K_TILE_BYTES, block.lane);
-      tell(block.barrier(Smem::K_FULL, ring.stage), block.barrier(Smem::KEYS_LOADED_EMPTY, ring.stage), block.lane);
-      turn = turn == 0 ? TRANSPOSERS - 1 : turn - 1;
-      mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);
+      if constexpr (CONVERTS) {
+        mbarrier_wait(block.barrier(Smem::K_EMPTY, ring.stage), ring.parity ^ 1);
+        if (turn == 0)
+          convert<HEAD_DIM>(block.smem + Smem::LOADED_KEYS + ring.stage * LoadedKeys::bytes(BLOCK_N),
+                            block.smem + Smem::K + ring.stage * Smem::K_TILE_BYTES, block.lane);
+        tell(block.barrier(Smem::K_FULL, ring.stage), block.barrier(Smem::KEYS_LOADED_EMPTY, ring.stage), block.lane);
+        turn = turn == 0 ? TRANSPOSERS - 1 : turn - 1;
+        mbarrier_wait(block.barrier(Smem::LOADED_FULL, ring.stage), ring.parity);
+      }
       mbarrier_wait(block.barrier(Smem::V_EMPTY, ring.stage), ring.parity ^ 1);
       if (turn == 0)
         convert<VALUE_DIM>(block.smem + Smem::LOADED + ring.stage * Smem::LOADED_TILE_BYTES,
@@ -47,6 +55,11 @@ struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
       tell(block.barrier(Smem::V_FULL, ring.stage), block.barrier(Smem::LOADED_EMPTY, ring.stage), block.lane);
       turn = turn == 0 ? TRANSPOSERS - 1 : turn - 1;
     }
+  }
+
+  static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (CONVERTS) mma_m16n8k16<Fp16>(c, a, b0, b1);
+    else mma_m16n8k32(c, a, b0, b1, KvElement{});
   }
 
 private:
@@ -134,11 +147,49 @@ private:
     return __uint_as_float(warp_max(__float_as_uint(fmaxf(low, high))));
   }
 };
-template <class Wide, int HEAD_DIM, bool IN_REGISTERS, bool MAKES> struct CacheRows {
+
+// Rows of Q as sums of two numbers of e4m3, all first ones before all second ones, of each warp times a power of two
+// that brings its largest number near 2^8, which `round` gives back. The eight digits of a bf16 are those of two such
+// numbers: sums are exact from 2^-14 of the largest on, and elsewhere within 2^-18 of it.
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS>
+struct SplitRows : MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS> {
+  using Made = MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS>;
+  static constexpr int HALF = Made::STEPS / 2;
+  template <typename Meet>
+  __device__ __forceinline__ float round(unsigned char* tile, uint32_t tile_smem, int thread, Meet meet) {
+    forget_origin(thread);
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    GivenRows<Wide, HALF> given;
+    given.load(tile, row, lane);
+    const PowerOfTwo<7> unit(given.size());
+    typename Made::Own own;
+    auto& made = this->registers(own);
+#pragma unroll
+    for (int i = 0; i < 4 * HALF; ++i) {
+      float x[4], first[4];
+      given.four(i, x);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] *= unit.factor;
+      const uint32_t four = pack4_e4m3(x[0], x[1], x[2], x[3]);
+      uint32_t low, high;
+      to_halves<E4m3>(four, low, high);
+      unpack2(low, Fp16{}, first[0], first[1]), unpack2(high, Fp16{}, first[2], first[3]);
+      made[i / 4][i % 4] = four;
+      made[HALF + i / 4][i % 4] = pack4_e4m3(x[0] - first[0], x[1] - first[1], x[2] - first[2], x[3] - first[3]);
+    }
+    this->keep(own, tile, tile_smem, row, lane, meet);
+    return unit.inverse;
+  }
+};
+
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS, Queries QUERIES> struct CacheRows {
   using Type = RowOperand<HEAD_DIM, IN_REGISTERS>;
 };
-template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct CacheRows<Wide, HEAD_DIM, IN_REGISTERS, true> {
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct CacheRows<Wide, HEAD_DIM, IN_REGISTERS, Queries::HALVED> {
   using Type = HalfRows<Wide, HEAD_DIM, IN_REGISTERS>;
+};
+template <class Wide, int HEAD_DIM, bool IN_REGISTERS> struct CacheRows<Wide, HEAD_DIM, IN_REGISTERS, Queries::SPLIT> {
+  using Type = SplitRows<Wide, HEAD_DIM, IN_REGISTERS>;
 };
 
 // Of heads, or OF_KEYS, whose parts in scores and weights consumers have (`key_scales.cuh`).
@@ -155,16 +206,18 @@ template <bool OF_KEYS> struct CacheScales {
   }
 };
 
-// What K and V of KvElement make of the parts under a Q of Element.
-template <class Element, class KvElement, bool BY_KEY> struct KvTypes {
-  static constexpr bool MAKES = !SameType<Element, Fp16>::VALUE;
+// What K and V of KvElement make of the parts under a Q of Element, which is a sum of two numbers if it SPLITS.
+template <class Element, class KvElement, bool BY_KEY, bool SPLITS> struct KvTypes {
+  static constexpr Queries QUERIES = SPLITS                           ? Queries::SPLIT
+                                     : SameType<Element, Fp16>::VALUE ? Queries::FP16
+                                                                      : Queries::HALVED;
   template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, int LANE_ROWS>
-  using Operands = CacheOperands<KvElement, HEAD_DIM, VALUE_DIM, BLOCK_N, STAGES, MAKES>;
+  using Operands = CacheOperands<KvElement, HEAD_DIM, VALUE_DIM, BLOCK_N, STAGES, QUERIES>;
   template <int HEAD_DIM, bool IN_REGISTERS>
-  using Rows = typename CacheRows<Element, HEAD_DIM, IN_REGISTERS, MAKES>::Type;
+  using Rows = typename CacheRows<Element, HEAD_DIM, IN_REGISTERS, QUERIES>::Type;
   using Scales = CacheScales<BY_KEY>;
 };
-template <class Element, bool BY_KEY> struct KvTypes<Element, Element, BY_KEY> {
+template <class Element, bool BY_KEY> struct KvTypes<Element, Element, BY_KEY, false> {
   template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, int LANE_ROWS>
   using Operands = SixteenBitOperands<Element, HEAD_DIM, VALUE_DIM, BLOCK_N, LANE_ROWS>;
   template <int HEAD_DIM, bool IN_REGISTERS> using Rows = RowOperand<HEAD_DIM, IN_REGISTERS>;

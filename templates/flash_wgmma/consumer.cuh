@@ -87,7 +87,11 @@ private:
   template <class Of> __device__ __forceinline__ void multiply_qk(Of& s, int stage) {  // S = Q Kᵀ
     wgmma_fence();
     const uint64_t k_stage = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * stage;
-    wgmma_qk(s, q, [&](int step) { return k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)); }, false);
+    // Of Q that is split K takes part twice.
+    auto of_k = [&](int step) {
+      return k_stage + descriptor_step(Tiles::step_offset(step % Tiles::DIM_STEPS, BLOCK_N));
+    };
+    wgmma_qk(s, q, of_k, false);
     wgmma_commit();
   }
   template <int PART = 0> __device__ __forceinline__ void multiply_pv(int stage) {  // O += P V

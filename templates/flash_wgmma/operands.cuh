@@ -18,6 +18,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int LANE_R
   using LoadedTiles = TensorTile<VALUE_DIM>;                                 // V as it comes
   static constexpr int VALUE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);  // of a tile of V as it is multiplied
   static constexpr int TRANSPOSERS = 0;          // warps that turn V round: it is multiplied as it lies
+  static constexpr int MAKERS = 0;               // of their lanes those that say that a tile is made
   static constexpr bool CONVERTS = false;        // nor do they make K and V of others
   using LoadedKeys = TensorTile<HEAD_DIM>;       // K as it comes
   static constexpr bool VALUES_IN_KEYS = false;  // V has tiles of its own

@@ -68,9 +68,10 @@ struct SharedLayout {
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
-    constexpr int MAKERS = Operands::TRANSPOSERS * (CONVERTS ? 32 : 1);  // each lane that converts, or a warp's first
-    init(K_FULL, STAGES, CONVERTS ? MAKERS : COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS * Operands::COLUMN_SHARERS);
-    if constexpr (!IN_KEYS) init(V_FULL, STAGES, TURNS ? MAKERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
+    init(K_FULL, STAGES, CONVERTS ? Operands::MAKERS : COPIERS),
+        init(K_EMPTY, STAGES, 4 * WARPGROUPS * Operands::COLUMN_SHARERS);
+    if constexpr (!IN_KEYS)
+      init(V_FULL, STAGES, TURNS ? Operands::MAKERS : COPIERS), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
     if constexpr (TURNS) {
       init(LOADED_FULL, STAGES, COPIERS), init(LOADED_EMPTY, STAGES, Operands::TRANSPOSERS);
       if constexpr (CONVERTS)

@@ -29,7 +29,7 @@ struct EightBitOperands {
   using LoadedTiles = typename TileOfValues<Value, VALUE_DIM, TURNED>::Type;
   static constexpr int VALUE_BYTES = Value::BYTES;
   static constexpr int FREE_WARPS = 3;  // beside the one that copies
-  static constexpr int TRANSPOSERS = TURNED ? 0 : FREE_WARPS;
+  static constexpr int TRANSPOSERS = TURNED ? 0 : FREE_WARPS, MAKERS = TRANSPOSERS;
   static constexpr bool CONVERTS = false;  // K is multiplied as it comes
   using LoadedKeys = TensorTile<ROW_COLUMNS>;
   static constexpr bool VALUES_IN_KEYS = false;                            // V has tiles of its own

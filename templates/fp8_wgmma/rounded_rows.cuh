@@ -9,7 +9,7 @@
 #include "device/ptx/tma.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/copy/tensor_tile.cuh"
-#include "device/copy/vector.cuh"
+#include "flash_wgmma/given_rows.cuh"
 #include "flash_wgmma/made_rows.cuh"
 
 // PAIRS: sums of products are in fp16, so that no row's magnitudes may add up to more than it holds beside the largest
@@ -76,23 +76,15 @@ struct RoundedRows : MadeRows<HEAD_DIM, IN_REGISTERS> {
   __device__ __forceinline__ float round(unsigned char* tile, uint32_t tile_smem, int thread, Meet meet) {
     forget_origin(thread);  // or addresses would be kept in registers from tile to tile
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    Given given;
-    load_parts(tile, row, lane, given);
-    float size = largest(given);
-    if (!is_finite(size)) {  // of all lanes: infinities count for no scale, and become NaN
-#pragma unroll
-      for (int i = 0; i < 8 * STEPS; ++i) {
-        uint32_t& pair = given[i / 8][i / 2 % 4].at[i % 2];
-        pair = without_infinities<Wide>(pair);
-      }
-      size = largest(given);
-    }
+    GivenRows<Wide, STEPS> given;
+    given.load(tile, row, lane);
+    const float size = given.size();
     float scale = size > 0.f ? fmaxf(size / LARGEST, LEAST_SCALE) : 1.f, inverse = 1.f / scale;
     if constexpr (PAIRS) {
       uint32_t sums[2] = {};
 #pragma unroll
       for (int i = 0; i < 8 * STEPS; ++i)
-        sums[i / 2 % 2] = add_sizes(sums[i / 2 % 2], given[i / 8][i / 2 % 4].at[i % 2], Wide{});
+        sums[i / 2 % 2] = add_sizes(sums[i / 2 % 2], given.parts[i / 8][i / 2 % 4].at[i % 2], Wide{});
       // Sums of fp16 lose what is below 2^-17: of small numbers a row is taken to have the largest in all columns.
       const float more = room_for_pairs<Wide>(sums, inverse, size < LEAST_SUMMED<Wide> ? HEAD_DIM * LARGEST : ROOM);
       scale *= more, inverse *= inverse_of_power(more);
@@ -101,37 +93,12 @@ struct RoundedRows : MadeRows<HEAD_DIM, IN_REGISTERS> {
     auto& made = this->registers(own);
 #pragma unroll
     for (int i = 0; i < 4 * STEPS; ++i) {
-      const auto& four = given[i / 4][i % 4];
       float x[4];
-      unpack2(four.at[0], Wide{}, x[0], x[1]), unpack2(four.at[1], Wide{}, x[2], x[3]);
+      given.four(i, x);
       made[i / 4][i % 4] = pack4_e4m3(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
     }
     this->keep(own, tile, tile_smem, row, lane, meet);
     return scale;
-  }
-
-private:
-  using Given = Vector<uint32_t, 2>[STEPS][4];
-  // The lane's elements: columns 32 · step + 16 · (part / 2) + 4 · (lane % 4) of rows `row` and `row` + 8 by turns.
-  static __device__ __forceinline__ void load_parts(const unsigned char* tile, int row, int lane, Given& given) {
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const int piece = step * 4 + part / 2 * 2 + lane % 4 / 2;  // of eight columns
-        const unsigned char* of_row = tile + (piece / 8 * 64 + row + part % 2 * 8) * 128;
-        given[step][part] =
-            load_vector<2>(reinterpret_cast<const uint32_t*>(of_row + ((piece ^ row) & 7) * 16 + lane % 2 * 8));
-      }
-  }
-  // The largest magnitude of all lanes. Floats from 0 on have the order of their bits.
-  static __device__ __forceinline__ float largest(const Given& given) {
-    uint32_t most[4] = {};
-#pragma unroll
-    for (int i = 0; i < 8 * STEPS; ++i) most[i % 4] = larger2(most[i % 4], given[i / 8][i / 2 % 4].at[i % 2], Wide{});
-    float low, high;
-    unpack2(larger2(larger2(most[0], most[1], Wide{}), larger2(most[2], most[3], Wide{}), Wide{}), Wide{}, low, high);
-    return __uint_as_float(warp_max(__float_as_uint(fmaxf(low, high))));
   }
 };
 

@@ -2,33 +2,57 @@
 
 import math
 
+from evoattn.families.flash_wgmma.text import EightBits
 from evoattn.families.tensor_tiles import ROW_BYTES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.scales import PER_TOKEN
 
 MULTIPLIED = "fp16"
-"""What is made of K and V of 8 bits, exactly, and of a Q beside them."""
+"""What is made of V of 8 bits, exactly, of K where its products are of 16 bits, and of a Q beside it."""
+SPLIT = "e4m3"
+"""What a Q of bf16 is a sum of two numbers of, where K is multiplied as it comes."""
+MULTIPLIED_AS_THEY_COME = ("e4m3", "e5m2")
+"""Of K; wgmma has no product of int8 by others."""
 CONVERTER_REGISTERS = {1: 56, 2: 56, 3: 56, 4: 48}
 """Per thread of the producer warpgroup, by consumer warpgroups, where three of its warps convert."""
 CONVERTED_AN_INSTRUCTION = 32
 """Numbers that an instruction of a warp makes 16 bits of: 2,048 by some 60 (SASS)."""
 LOADED_STEP = 16
 """Bytes that rows are multiples of, for tensor maps."""
-WORDS = 4 * 8 + 4
-"""Bytes of a stage: barriers that say that K, and V, came and were read, and a word that says that no more will."""
+BARRIERS, WORD = 2 * 8, 4
+"""Bytes of a stage: barriers that say that K, or V, came and was read, and a word that says that no more will."""
 
 
-def loaded_bytes(problem: AttentionProblem, keys: int) -> int:
-    """Shared memory of a stage of K and V as they come, where they are of 8 bits."""
+def splits_queries(problem: AttentionProblem) -> bool:
+    """Whether Q is a sum of two numbers of 8 bits, and K is multiplied as it comes. Not where log-sum-exps are asked
+    for, which say more digits of scores than tensor cores keep of sums of 8 bits."""
+    return problem.dtype == "bf16" and problem.kv in MULTIPLIED_AS_THEY_COME and not problem.lse
+
+
+def key_product(problem: AttentionProblem) -> tuple[int, str | EightBits]:
+    """Of Q Kᵀ: its steps, and what they multiply."""
+    if splits_queries(problem):
+        return 2 * math.ceil(problem.head_dim / 32), EightBits(SPLIT, problem.kv)
+    return math.ceil(problem.head_dim / 16), MULTIPLIED if problem.kv else problem.dtype
+
+
+def stage_bytes(problem: AttentionProblem, keys: int) -> int:
+    """Shared memory of a stage of K and V as they come, where they are of 8 bits, and as they are multiplied."""
+    rows, value_rows = (
+        keys * ROW_BYTES * math.ceil(2 * dim / ROW_BYTES) for dim in (problem.head_dim, problem.head_dim_v)
+    )
     if not problem.kv:
-        return 0
-    chunks = math.ceil(problem.head_dim / ROW_BYTES) + math.ceil(problem.head_dim_v / ROW_BYTES)
-    return keys * ROW_BYTES * chunks + WORDS
+        return rows + value_rows
+    loaded, loaded_values = (
+        keys * ROW_BYTES * math.ceil(dim / ROW_BYTES) for dim in (problem.head_dim, problem.head_dim_v)
+    )
+    of_keys = loaded if splits_queries(problem) else rows + loaded + BARRIERS
+    return of_keys + value_rows + loaded_values + BARRIERS + WORD
 
 
-def instructions(problem: AttentionProblem, numbers: int) -> float:
-    """Of warps that make 16 bits of so many numbers."""
-    return numbers / CONVERTED_AN_INSTRUCTION if problem.kv else 0.0
+def made(problem: AttentionProblem) -> int:
+    """Numbers of a key, and its row of V, of which warps make 16 bits."""
+    return (0 if splits_queries(problem) else problem.head_dim) + problem.head_dim_v if problem.kv else 0
 
 
 def scale_registers(problem: AttentionProblem, keys: int) -> int:

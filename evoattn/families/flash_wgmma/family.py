@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.block_list import block_list_constants, list_given, why_not_listed
 from evoattn.families.flash_wgmma.aims import AIMS
-from evoattn.families.flash_wgmma.cache import MULTIPLIED, why_no_cache
+from evoattn.families.flash_wgmma.cache import MULTIPLIED, key_product, splits_queries, why_no_cache
 from evoattn.families.flash_wgmma.resources import (
     FEW_ROWS,
     HEADS_IN_TURN,
@@ -191,7 +191,7 @@ class FlashWgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = FlashWgmmaGenes.of(config)
         producer, consumer = moved_registers(genes, bool(problem.kv))
-        multiplied = MULTIPLIED if problem.kv else problem.dtype
+        steps, of_keys = key_product(problem)
         rescale, octaves = RESCALES[genes.RESCALE]
         if problem.batch_invariant and rescale == "LAZY_AFTER":
             rescale = "LAZY_ROWS"
@@ -206,6 +206,7 @@ class FlashWgmma(Family):
             **block_list_constants(problem),
             "KV_ELEMENT": problem.element_of("k").cuda,
             "SCALES_BY_KEY": problem.scales == PER_TOKEN,
+            "SPLITS_QUERIES": splits_queries(problem),
             **printed(VARIANT=variant_given(problem), SCALE=scale_given(problem, *"kv"), KEY_LIST=list_given(problem)),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
@@ -217,9 +218,9 @@ class FlashWgmma(Family):
             "SMEM_BYTES": smem_bytes(problem, genes),
             "WGMMA_QK": wgmma_product(
                 "wgmma_qk",
-                math.ceil(problem.head_dim / problem.element.mma_k),
+                steps,
                 genes.keys,
-                multiplied,
+                of_keys,
                 genes.Q_IN_REGISTERS,
                 b_transposed=False,
             ),
@@ -227,7 +228,7 @@ class FlashWgmma(Family):
                 "wgmma_pv",
                 genes.keys // problem.element.mma_k,
                 problem.head_dim_v,
-                multiplied,
+                MULTIPLIED if problem.kv else problem.dtype,
                 a_in_registers=True,
                 b_transposed=True,
                 first_step=genes.BLOCK_N // problem.element.mma_k if genes.KEYS_AT_ONCE else 0,  # later keys come first

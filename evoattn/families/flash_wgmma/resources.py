@@ -193,7 +193,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     block_n, wide = genes.keys, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2 + cache.scale_registers(problem, block_n)
     if genes.Q_IN_REGISTERS:
-        operands += 4 * math.ceil(problem.head_dim / 16)
+        operands += 4 * cache.key_product(problem)[0]
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
     if genes.SCHEDULE != "single":
         others += _persistent_registers(problem.head_dim_v, genes.STORE == "rows")
@@ -340,7 +340,7 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = multiplied_rows(genes) * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
-    stage_bytes = genes.keys * ROW_BYTES * (chunks + value_chunks) + cache.loaded_bytes(problem, genes.keys)
+    stage_bytes = cache.stage_bytes(problem, genes.keys)
     o_bytes = o_row_bytes * multiplied_rows(genes)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
@@ -530,13 +530,13 @@ def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies
     lanes = computed * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
     tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * size
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * size)
-    loaded = keys * (problem.head_dim + value_dim) * problem.element_of("k").bytes
+    loaded, made = keys * (problem.head_dim + value_dim) * problem.element_of("k").bytes, keys * cache.made(problem)
     return Step(
         2.0 * scores * _widths(problem),
         lanes,
         computed * (1 - polynomial) + rescaled / 64,
-        lanes / WARP + computed * (1 - polynomial) / WARP + 20 * 4 * groups + cache.instructions(problem, loaded),
-        reads + tile_bytes + (2.0 * loaded if problem.kv else 0),  # which is written, and read
+        lanes / WARP + computed * (1 - polynomial) / WARP + 20 * 4 * groups + made / cache.CONVERTED_AN_INSTRUCTION,
+        reads + (loaded + 3.0 * made if problem.kv else tile_bytes),  # what is made is read, and written in 16 bits
         loaded,
         SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
     )

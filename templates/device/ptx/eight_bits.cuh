@@ -27,13 +27,14 @@ template <typename Element> struct OperandOf<Element, true> {
   using type = Fp16;
 };
 
-// The power of two that brings a number to [2^14, 2^15), and its inverse; zeros, and what is nearly zero, stay small.
-struct PowerOfTwo {
+// The power of two that brings a number to [2^TOP, 2^(TOP + 1)), and its inverse; zeros, and what is nearly zero, stay
+// small.
+template <int TOP = 14> struct PowerOfTwo {
   float factor, inverse;
   __device__ __forceinline__ explicit PowerOfTwo(float number) {
     const int exponent = max(int(__float_as_uint(number) >> 23) - 127, -100);
-    factor = __uint_as_float(uint32_t(127 + 14 - exponent) << 23);
-    inverse = __uint_as_float(uint32_t(127 - 14 + exponent) << 23);
+    factor = __uint_as_float(uint32_t(127 + TOP - exponent) << 23);
+    inverse = __uint_as_float(uint32_t(127 - TOP + exponent) << 23);
   }
 };
 
