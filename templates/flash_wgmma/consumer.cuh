@@ -27,7 +27,7 @@ struct Consumer : Sums {
   RowState& state;
   HeadTerms<Element> (&head_terms)[GROUP_ROWS ? 2 : 1];
   BiasPair<Element> (&bias)[Terms::BIASED ? BLOCK_N / 4 : 1];
-  KeyScales<Scales::BY_KEY ? BLOCK_N / 4 : 1>& key_scales;
+  KeyScales<Scales::BY_KEY ? BLOCK_N : 1>& key_scales;
   SeenKeys<2, BLOCK_N>& seen;
   const float softmax_scale_log2;
   const float cap_scale;  // SOFTCAP: the softmax scale / cap
@@ -139,6 +139,11 @@ private:
     key_scales.template load<PAGED>(scales.k, scales.v, pages, VARLEN ? 0 : batch, work.kv_head(work.tile),
                                     VARLEN ? work.sequence.first_key : 0, first, lane);
   }
+  // Scales::BY_KEY: where the warp has those of a tile.
+  __device__ __forceinline__ float* scales_place() const {
+    return reinterpret_cast<float*>(smem + Smem::KEY_SCALES + thread / 32 * Smem::KEY_SCALES_BYTES +
+                                    warpgroup * 4 * Smem::KEY_SCALES_BYTES);
+  }
   __device__ __forceinline__ void mask_listed() {
     const int row = lane_row(work.tile);
     const FirstPair first{work.tile.batch, work.rows.head(work.tile, row), row, listed_key + lane % 4 * 2};
@@ -155,9 +160,9 @@ private:
   // of a part of the keys behind which others are, so that most rows see the whole tile.
   template <bool FIRST, bool MASKED, bool OF_PART = false> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
-    if constexpr (Scales::BY_KEY) key_scales.scale(s);
+    if constexpr (Scales::BY_KEY) key_scales.template change<true, !Terms::ANY>(s, scales_place(), lane);
     if constexpr (Terms::ANY) change_scores();
-    if constexpr (Scales::BY_KEY) key_scales.weigh(s, scale_of_scores());
+    if constexpr (Scales::BY_KEY && Terms::ANY) key_scales.template change<false, true>(s, scales_place(), lane);
     const float sums_before[2] = {state.sum[0], state.sum[1]};
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
@@ -193,7 +198,7 @@ private:
     if constexpr (Scales::BY_KEY) {  // ALWAYS: all sums are multiplied by the factor
 #pragma unroll
       for (int row = 0; row < 2; ++row) state.sum[row] = FIRST ? sums_before[row] : sums_before[row] * factor[row];
-      key_scales.add(state.sum, s);
+      key_scales.add(state.sum, s, scales_place(), lane);
     }
     return rescale;
   }
@@ -253,7 +258,10 @@ private:
     // Beside the product.
     if constexpr (Scales::BY_BLOCK) running.take(smem_address + Smem::TOLD + Smem::TOLD_BYTES * ring.stage, lane);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
-    if constexpr (Scales::BY_KEY) key_scales.take(lane), load_key_scales(scales, (key_tile - KEY_STEP) * BLOCK_N);
+    if constexpr (Scales::BY_KEY) {
+      key_scales.take(scales_place(), scale_of_scores(), lane);
+      load_key_scales(scales, (key_tile - KEY_STEP) * BLOCK_N);
+    }
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
     wgmma_wait<NEWER>();  // S is there
     pin_registers(scores());

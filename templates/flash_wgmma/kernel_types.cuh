@@ -4,6 +4,7 @@
 #include "device/copy/tensor_tile.cuh"
 #include "device/mask.cuh"
 #include "device/score.cuh"
+#include "flash_wgmma/key_scales.cuh"
 #include "flash_wgmma/key_split.cuh"
 #include "flash_wgmma/shared_layout.cuh"
 
@@ -71,7 +72,8 @@ constexpr int OWN_TILES = (COLUMN_TILES + CLUSTER - 1) / CLUSTER,
 constexpr int ORDERED_BATCHES = 32;
 constexpr bool IN_ORDER = SEQUSED && SCHEDULE == Schedule::CLAIMED;
 using Smem = SharedLayout<Operands, VALUE_DIM, WARPGROUPS, BLOCK_N, STAGES, O_CHUNKS, O_IN_SHARED, SLOTS, SLOT_PIECES,
-                          SLIDING ? 8 : 4, Scales::Running::WORDS, IN_ORDER ? ORDERED_BATCHES : 0>;
+                          SLIDING ? 8 : 4, Scales::Running::WORDS, IN_ORDER ? ORDERED_BATCHES : 0,
+                          Scales::BY_KEY ? KeyScales<BLOCK_N>::BYTES : 0>;
 static_assert(Smem::BYTES == SMEM_BYTES, "Python and CUDA disagree");
 
 // Named barriers of the block.

@@ -9,11 +9,10 @@
 // Of scores: the logarithm of any scale by it is finite.
 constexpr float LEAST_DIVISOR = 7.5231638e-37f;  // 2^-120
 
-// Of the lane's columns of a tile of keys: 8n + 2t and the next. 1 of keys that there are not. Those of the next tile
-// are loaded a tile ahead, by lanes of a warp in turn.
-template <int COLUMNS> struct KeyScales {
-  static constexpr int LOADS = (4 * COLUMNS + 31) / 32;
-  float k[COLUMNS], v[COLUMNS];
+// Of a tile of keys, in shared memory of the warp's own: scales of K, what V's add to scores, and the inverses of V's.
+// 1 of keys that there are not. Those of the next tile are loaded a tile ahead, by lanes in turn.
+template <int KEYS> struct KeyScales {
+  static constexpr int LOADS = (KEYS + 31) / 32, BYTES = 3 * 4 * KEYS;
   float next_k[LOADS], next_v[LOADS];
 
   // Of keys from `first` on, of which some may be none. `first_row`: of the sequence, in a batch, where no PAGED table
@@ -33,40 +32,48 @@ template <int COLUMNS> struct KeyScales {
       next_v[i] = fmaxf(of_row(values, page, kv_head, row), LEAST_SCALE);
     }
   }
-  // What was loaded.
-  __device__ __forceinline__ void take(int lane) {
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) {
-      const int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      k[i] = __shfl_sync(ALL_LANES, next_k[i / 8], column % 32);
-      v[i] = __shfl_sync(ALL_LANES, next_v[i / 8], column % 32);
-    }
-  }
-  template <int FLOATS> __device__ __forceinline__ void scale(float (&s)[FLOATS]) const {
-#pragma unroll
-    for (int i = 0; i < FLOATS; ++i) s[i] *= k[column(i)];
-  }
-  // `scale`: that of scores, by which they will be multiplied.
-  template <int FLOATS> __device__ __forceinline__ void weigh(float (&s)[FLOATS], float scale) const {
+  // What was loaded, into the warp's `place`. `scale`: that of scores, by which they will be multiplied.
+  __device__ __forceinline__ void take(float* place, float scale, int lane) const {
     const float inverse = 1.f / scale;
+    __syncwarp();  // all lanes have read those of the tile before
 #pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) {
-      const float weight = __log2f(v[i]) * inverse;
-      s[i / 2 * 4 + i % 2] += weight, s[i / 2 * 4 + i % 2 + 2] += weight;
+    for (int i = 0; i < LOADS; ++i) {
+      const int key = i * 32 + lane;
+      if (KEYS % 32 > 0 && key >= KEYS) continue;
+      place[key] = next_k[i], place[KEYS + key] = __log2f(next_v[i]) * inverse;
+      place[2 * KEYS + key] = __fdividef(1.f, next_v[i]);
+    }
+    __syncwarp();
+  }
+  // S with its scales, and with what V's are of a weight.
+  template <bool SCALES, bool WEIGHS, int FLOATS>
+  static __device__ __forceinline__ void change(float (&s)[FLOATS], const float* place, int lane) {
+#pragma unroll
+    for (int i = 0; i < FLOATS; i += 4) {
+      const float2 k = SCALES ? pair(place, i, lane) : float2{1.f, 1.f},
+                   more = WEIGHS ? pair(place + KEYS, i, lane) : float2{};
+#pragma unroll
+      for (int row = 0; row < 4; row += 2)
+        s[i + row] = fmaf(s[i + row], k.x, more.x), s[i + row + 1] = fmaf(s[i + row + 1], k.y, more.y);
     }
   }
-  // Of the lane's keys, of rows g and g + 8.
-  template <int FLOATS> __device__ __forceinline__ void add(float (&sum)[2], const float (&p)[FLOATS]) const {
+  // Weights without V's part, of rows g and g + 8.
+  template <int FLOATS>
+  static __device__ __forceinline__ void add(float (&sum)[2], const float (&p)[FLOATS], const float* place, int lane) {
 #pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) {
-      const float inverse = __fdividef(1.f, v[i]);
-      sum[0] = fmaf(p[i / 2 * 4 + i % 2], inverse, sum[0]);
-      sum[1] = fmaf(p[i / 2 * 4 + i % 2 + 2], inverse, sum[1]);
+    for (int i = 0; i < FLOATS; i += 4) {
+      const float2 inverse = pair(place + 2 * KEYS, i, lane);
+#pragma unroll
+      for (int row = 0; row < 2; ++row)
+        sum[row] = fmaf(p[i + 2 * row], inverse.x, fmaf(p[i + 2 * row + 1], inverse.y, sum[row]));
     }
   }
 
 private:
-  static constexpr __device__ __forceinline__ int column(int i) { return i / 4 * 2 + i % 2; }  // of a score
+  // Of the keys of scores i and i + 1 of a lane.
+  static __device__ __forceinline__ float2 pair(const float* of, int i, int lane) {
+    return *reinterpret_cast<const float2*>(of + i * 2 + lane % 4 * 2);
+  }
   static __device__ __forceinline__ float of_row(const HeadScales& from, int64_t page, int kv_head, int64_t row) {
     return __ldg(from.scales + (page * from.batch_stride + kv_head * from.head_stride + row * from.block_stride));
   }

@@ -24,8 +24,8 @@ struct Fragments {
   HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];        // of this tile of rows, of the lane's rows g and g + 8
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
   float inverse[2];                                         // of the sums of a tile of rows
-  KeyScales<Scales::BY_KEY ? BLOCK_N / 4 : 1> key_scales;   // of the tile of keys at hand
-  SeenKeys<2, BLOCK_N> seen;                                // of a PARTIAL tile of keys, by the lane's rows g and g + 8
+  KeyScales<Scales::BY_KEY ? BLOCK_N : 1> key_scales;
+  SeenKeys<2, BLOCK_N> seen;  // of a PARTIAL tile of keys, by the lane's rows g and g + 8
 };
 
 // What tensor cores add P V to.

@@ -344,7 +344,8 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     o_bytes = o_row_bytes * multiplied_rows(genes)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
-    return q_bytes + genes.STAGES * stage_bytes + o_bytes + barriers + (2 * tile_words + order) * 4
+    scales = 4 * warpgroups(genes) * cache.scale_bytes(problem, genes.keys)
+    return q_bytes + genes.STAGES * stage_bytes + o_bytes + scales + barriers + (2 * tile_words + order) * 4
 
 
 FEW_ROWS = 8
