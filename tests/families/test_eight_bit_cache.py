@@ -63,6 +63,9 @@ RIGHT = [
     ("flash_mma", "Sq=9,D=32,Dv=64,dtype=int8,scales=head,mask=causal,lse=1", SPLIT_KEYS, "a100", "extreme_terms"),
     ("flash_mma", "Sq=40,D=64,dtype=int8,varlen=1:200,sink=1", LAZY | KEYS, "h100", "large_logits"),
     ("flash_wgmma", "Sq=70,D=64,dtype=bf16,kv=e4m3,mask=causal_lower_right,lse=1", AGAIN, "h200", "large_logits"),
+    ("flash_wgmma", "Sq=70,D=64,dtype=bf16,kv=e5m2,mask=causal_lower_right", AGAIN, "h200", "large_logits"),
+    ("flash_wgmma", "Sq=40,D=80,dtype=bf16,kv=e4m3,scales=head", {"Q_IN_REGISTERS": False}, "h100", "plain"),
+    ("flash_wgmma", "Sq=40,D=128,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", ROWS, "h100", "extreme_terms"),
     ("flash_wgmma", "Sq=40,D=96,dtype=fp16,kv=e5m2,scales=head,layout=bshd", {"BLOCK_N": 48}, "h100", "extreme_terms"),
     ("flash_wgmma", "Sq=40,D=128,dtype=bf16,kv=int8,seqused=0:239,page=16,softcap=5,sink=1", ROWS, "h100", "plain"),
     ("flash_wgmma", "Sq=40,D=64,Dv=32,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=64", ROWS, "h100", "plain"),
@@ -126,8 +129,10 @@ FAULTS = [
     ("flash_mma", "kv=int8", "word = FOURS ? lane % 2 * 2 + n % 2", "word = FOURS ? lane % 2 * 2"),
     ("flash_wgmma", "kv=e4m3", "place + (to_piece ^ 16)) = high", "place + (to_piece ^ 16)) = low"),
     ("flash_wgmma", "kv=e4m3", "return unit.inverse;", "return 1.f;"),
-    ("flash_wgmma", "kv=e4m3,scales=token", "s[i] *= k[column(i)]", "s[i] *= k[i / 4 * 2]"),
-    ("flash_wgmma", "kv=e4m3,scales=token", "inverse = __fdividef(1.f, v[i])", "inverse = 1.f"),
+    ("flash_wgmma", "kv=e4m3,scales=token", "of + i * 2 + lane % 4 * 2", "of + i * 2"),
+    ("flash_wgmma", "kv=e4m3,scales=token", "= __fdividef(1.f, next_v[i])", "= 1.f"),
+    ("flash_wgmma", "kv=e5m2", "[HALF + i / 4][i % 4] = pack4_e4m3(", "[HALF + i / 4][i % 4] = 0 * pack4_e4m3("),
+    ("flash_wgmma", "kv=e4m3", "step % Tiles::DIM_STEPS", "step"),
     ("flash_wgmma", "kv=int8,scales=token", ": sums_before[row] * factor[row]", ": sums_before[row]"),
     ("flash_wgmma", "kv=int8", "turn = block.warp % 4 - 1;", "turn = block.warp % 4;"),
     ("flash_wgmma", "kv=int8,scales=head", "1.f : v.of(batch, kv_head)", "1.f : k.of(batch, kv_head)"),
@@ -152,6 +157,7 @@ def test_a_fault_is_found(family, words, old, new):
         ("H=3,Hkv=3,Sq=5,Sk=330,kv=int8,scales=token", {"SCHEDULE": "balanced", "BLOCK_N": 48}, None),  # parts of keys
         ("H=3,Hkv=3,Sq=5,Sk=99,kv=int8,scales=token,scale=1e-4", {}, lambda tensors: tensors["q"].zero_()),
         ("H=4,Hkv=2,Sq=4,Sk=50,kv=int8,varlen=3+4/50+0", ROWS, lambda tensors: tensors["q"][:, :, 3:].mul_(1e12)),
+        ("H=4,Hkv=2,Sq=4,Sk=50,kv=e4m3,varlen=3+4/50+0", ROWS, lambda tensors: tensors["q"][:, :, 3:].mul_(1e12)),
     ],
 )
 def test_converted_keys_of_shares_of_zeros_and_beside_other_sequences(words, genes, change):

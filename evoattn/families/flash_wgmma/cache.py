@@ -57,7 +57,7 @@ def made(problem: AttentionProblem) -> int:
 
 def scale_registers(problem: AttentionProblem, keys: int) -> int:
     """Of a consumer thread, for scales of keys: of those of the next tile that lanes load in turn, and at hand."""
-    return keys // 16 + 8 if problem.kv and problem.scales == PER_TOKEN else 0
+    return keys // 16 + 20 if problem.kv and problem.scales == PER_TOKEN else 0
 
 
 def scale_bytes(problem: AttentionProblem, keys: int) -> int:
