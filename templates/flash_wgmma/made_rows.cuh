@@ -4,7 +4,7 @@
 
 // A row operand's registers `made` in shared memory, where they are read from there.
 template <int HEAD_DIM, bool IN_REGISTERS> struct MadeRows : RowOperand<HEAD_DIM / 2, IN_REGISTERS> {
-  using RowOperand<HEAD_DIM / 2, IN_REGISTERS>::STEPS;  // of 32 columns
+  static constexpr int STEPS = TensorTile<HEAD_DIM / 2>::DIM_STEPS;  // of 32 columns
   using Own = uint32_t[IN_REGISTERS ? 1 : STEPS][4];
   __device__ __forceinline__ auto& registers(Own& own) {
     if constexpr (IN_REGISTERS) return this->frag;

@@ -16,7 +16,7 @@ __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],  // of the
 #pragma unroll
   for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = 0.f;
 #pragma unroll
-  for (int step = 0; step < Rows::STEPS; ++step) {
+  for (int step = 0; step < Rows::ROW_STEPS; ++step) {
     constexpr int KEY_STEPS = TensorTile<Operands::ROW_COLUMNS>::DIM_STEPS;
     const int of_k = step < KEY_STEPS ? step : step - KEY_STEPS;
     uint32_t a[4];
