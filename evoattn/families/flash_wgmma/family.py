@@ -181,6 +181,8 @@ class FlashWgmma(Family):
         own: dict[str, Value] = {"PRODUCER": "warpgroup"}
         if problem.scales == PER_TOKEN:
             own["RESCALE"] = "always"
+        if shares_sequences(problem, genes):  # blocks do not add up rows with scales
+            own["SCHEDULE"] = "claimed"
         for keys in sorted((int(size) for size in sizes if int(size) <= genes.BLOCK_N), reverse=True):
             for stages in range(genes.STAGES, min(2, genes.STAGES) - 1, -1):
                 found = KernelConfig(self.name, config.params | own | {"BLOCK_N": keys, "STAGES": stages})
