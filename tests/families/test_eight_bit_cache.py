@@ -171,3 +171,12 @@ def test_converted_keys_of_shares_of_zeros_and_beside_other_sequences(words, gen
         case = replace(case, answer=proof_of(problem).make_answer(problem, case.tensors, "plain", True))
     result = check(InterpreterBackend(), built(family, problem, config, gpu), case)
     assert result.passed, result.reason
+
+
+def test_a_balanced_kernel_of_packed_sequences_becomes_one_by_a_counter():
+    family, gpu = registry.lookup("flash_wgmma"), GPUS["h200"]
+    problem = parse_shape("B=2,H=32,Hkv=8,Sq=64,Sk=2048,D=128,dtype=bf16,varlen=64+9/2048+99")
+    config = load_space("flash_wgmma", gpu).make_config(WGMMA | ROWS | {"SCHEDULE": "balanced"})
+    assert family.why_impossible(problem, config, gpu) is None
+    found = family.over_eight_bits(problem.with_(kv="e4m3", scales="head"), config, gpu)
+    assert found and found.params == config.params | {"SCHEDULE": "claimed"}
