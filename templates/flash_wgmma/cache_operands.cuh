@@ -8,7 +8,6 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/largest2.cuh"
 #include "device/ptx/mbarrier.cuh"
-#include "device/ptx/mma_m16n8k16.cuh"
 #include "device/ptx/opaque.cuh"
 #include "device/ptx/shared_words.cuh"
 #include "device/ptx/tma.cuh"
@@ -54,18 +53,6 @@ struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
                            block.smem + Smem::V + ring.stage * Smem::V_TILE_BYTES, block.lane);
       tell(block.barrier(Smem::V_FULL, ring.stage), block.barrier(Smem::LOADED_EMPTY, ring.stage), block.lane);
       turn = turn == 0 ? TRANSPOSERS - 1 : turn - 1;
-    }
-  }
-
-  // Of split rows, whose numbers and those of K lie four to a register, as fp16: two products of 16 columns.
-  static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (CONVERTS) return mma_m16n8k16<Fp16>(c, a, b0, b1);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t rows[4], low, high;
-      to_halves<E4m3>(a[2 * half], rows[0], rows[2]), to_halves<E4m3>(a[2 * half + 1], rows[1], rows[3]);
-      to_halves<KvElement>(half ? b1 : b0, low, high);
-      mma_m16n8k16<Fp16>(c, rows, low, high);
     }
   }
 

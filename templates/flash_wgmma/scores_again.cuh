@@ -5,9 +5,10 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/tensor_tile.cuh"
 
-template <class Operands, int BLOCK_N, class Rows>
+template <class Operands, int BLOCK_N, bool Q_IN_REGISTERS>
 __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],  // of the warp's 16 rows
-                                             const Rows& q, uint32_t q_smem,
+                                             const RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q,
+                                             uint32_t q_smem,
                                              uint32_t k_smem,  // tiles of 64 rows and of BLOCK_N rows
                                              int warp, int lane) {
   float(&quads)[BLOCK_N / 8][4] = reinterpret_cast<float(&)[BLOCK_N / 8][4]>(s);  // accumulators of an mma
@@ -16,15 +17,13 @@ __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],  // of the
 #pragma unroll
   for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = 0.f;
 #pragma unroll
-  for (int step = 0; step < Rows::ROW_STEPS; ++step) {
-    constexpr int KEY_STEPS = TensorTile<Operands::ROW_COLUMNS>::DIM_STEPS;
-    const int of_k = step < KEY_STEPS ? step : step - KEY_STEPS;
+  for (int step = 0; step < TensorTile<Operands::ROW_COLUMNS>::DIM_STEPS; ++step) {
     uint32_t a[4];
     q.fragment(a, step, q_smem, warp, lane);
 #pragma unroll
     for (int key = 0; key < BLOCK_N; key += 16) {
       uint32_t k[4];  // keys 0..7: both halves of a step's 32 bytes; keys 8..15: the same
-      ldmatrix_x4(k, row_smem + (of_k / 4 * BLOCK_N + key) * 128 + (swizzle ^ of_k % 4 * 32));
+      ldmatrix_x4(k, row_smem + (step / 4 * BLOCK_N + key) * 128 + (swizzle ^ step % 4 * 32));
       Operands::mma(quads[key / 8], a, k[0], k[1]);
       Operands::mma(quads[key / 8 + 1], a, k[2], k[3]);
     }

@@ -63,7 +63,7 @@ RIGHT = [
     ("flash_mma", "Sq=9,D=32,Dv=64,dtype=int8,scales=head,mask=causal,lse=1", SPLIT_KEYS, "a100", "extreme_terms"),
     ("flash_mma", "Sq=40,D=64,dtype=int8,varlen=1:200,sink=1", LAZY | KEYS, "h100", "large_logits"),
     ("flash_wgmma", "Sq=70,D=64,dtype=bf16,kv=e4m3,mask=causal_lower_right,lse=1", AGAIN, "h200", "large_logits"),
-    ("flash_wgmma", "Sq=70,D=64,dtype=bf16,kv=e5m2,mask=causal_lower_right", AGAIN, "h200", "large_logits"),
+    ("flash_wgmma", "Sq=70,D=64,dtype=bf16,kv=e5m2,mask=causal_lower_right", ROWS, "h200", "large_logits"),
     ("flash_wgmma", "Sq=40,D=80,dtype=bf16,kv=e4m3,scales=head", {"Q_IN_REGISTERS": False}, "h100", "plain"),
     ("flash_wgmma", "Sq=40,D=128,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", ROWS, "h100", "extreme_terms"),
     ("flash_wgmma", "Sq=40,D=96,dtype=fp16,kv=e5m2,scales=head,layout=bshd", {"BLOCK_N": 48}, "h100", "extreme_terms"),

@@ -181,6 +181,8 @@ class FlashWgmma(Family):
         own: dict[str, Value] = {"PRODUCER": "warpgroup"}
         if problem.scales == PER_TOKEN:
             own["RESCALE"] = "always"
+        elif splits_queries(problem) and genes.RESCALE == "lazy_after":
+            own["RESCALE"] = "lazy_8"
         if shares_sequences(problem, genes):  # blocks do not add up rows with scales
             own["SCHEDULE"] = "claimed"
         for keys in sorted((int(size) for size in sizes if int(size) <= genes.BLOCK_N), reverse=True):
@@ -342,6 +344,8 @@ def why_not_converted(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str 
     """Genes that do not go with K and V of 8 bits, of which warps beside the one that copies make 16."""
     if genes.PRODUCER != "warpgroup":
         return "PRODUCER=warp: K and V of 8 bits need PRODUCER=warpgroup, three of whose warps make 16 bits of them."
+    if splits_queries(problem) and genes.RESCALE == "lazy_after":
+        return "RESCALE=lazy_after: scores of queries that are sums of two numbers are not made once more."
     if problem.scales == PER_TOKEN and genes.RESCALE != "always":
         return f"RESCALE={genes.RESCALE}: weights with a part of V's scale of each key need RESCALE=always."
     if shares_sequences(problem, genes):

@@ -340,12 +340,11 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         o_row_bytes = max(value_chunks * ROW_BYTES, 4 * problem.head_dim_v)
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = multiplied_rows(genes) * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
-    stage_bytes = cache.stage_bytes(problem, genes.keys)
-    o_bytes = o_row_bytes * multiplied_rows(genes)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
     scales = 4 * warpgroups(genes) * cache.scale_bytes(problem, genes.keys)
-    return q_bytes + genes.STAGES * stage_bytes + o_bytes + scales + barriers + (2 * tile_words + order) * 4
+    stages = genes.STAGES * cache.stage_bytes(problem, genes.keys)
+    return q_bytes + stages + o_row_bytes * multiplied_rows(genes) + scales + barriers + (2 * tile_words + order) * 4
 
 
 FEW_ROWS = 8

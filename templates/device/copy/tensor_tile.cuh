@@ -85,7 +85,6 @@ template <int HEAD_DIM> struct TensorTile {
 template <int HEAD_DIM, bool IN_REGISTERS> struct RowOperand;
 
 template <int HEAD_DIM> struct RowOperand<HEAD_DIM, false> {
-  static constexpr int ROW_STEPS = TensorTile<HEAD_DIM>::DIM_STEPS;
   uint64_t descriptor;
   __device__ __forceinline__ void load(uint32_t tile_smem, int warp, int lane) {
     descriptor = matrix_descriptor(tile_smem, 0);
@@ -102,11 +101,10 @@ template <int HEAD_DIM> struct RowOperand<HEAD_DIM, false> {
 };
 
 template <int HEAD_DIM> struct RowOperand<HEAD_DIM, true> {
-  static constexpr int ROW_STEPS = TensorTile<HEAD_DIM>::DIM_STEPS;
-  uint32_t frag[ROW_STEPS][4];
+  uint32_t frag[TensorTile<HEAD_DIM>::DIM_STEPS][4];
   __device__ __forceinline__ void load(uint32_t tile_smem, int warp, int lane) {
 #pragma unroll
-    for (int step = 0; step < ROW_STEPS; ++step) {
+    for (int step = 0; step < TensorTile<HEAD_DIM>::DIM_STEPS; ++step) {
       RowOperand<HEAD_DIM, false>::fragment(frag[step], step, tile_smem, warp, lane);
     }
   }
