@@ -5,10 +5,9 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/tensor_tile.cuh"
 
-template <class Operands, int BLOCK_N, bool Q_IN_REGISTERS>
+template <class Operands, int BLOCK_N, class Rows>
 __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],  // of the warp's 16 rows
-                                             const RowOperand<Operands::ROW_COLUMNS, Q_IN_REGISTERS>& q,
-                                             uint32_t q_smem,
+                                             const Rows& q, uint32_t q_smem,
                                              uint32_t k_smem,  // tiles of 64 rows and of BLOCK_N rows
                                              int warp, int lane) {
   float(&quads)[BLOCK_N / 8][4] = reinterpret_cast<float(&)[BLOCK_N / 8][4]>(s);  // accumulators of an mma
