@@ -79,8 +79,8 @@ class AsyncCopies:
         self.in_flight = left
         for copy in landing:
             self.context.shared.elements(copy.size)[copy.index // copy.size] = copy.values
-            if self.context.races is not None:
-                self.context.races.shared.land(copy.index, copy.size, copy.threads)
+        if landing and self.context.races is not None:
+            self.context.races.shared.land([(copy.index, copy.size, copy.threads) for copy in landing])
 
 
 def _copies(context: Context) -> AsyncCopies:

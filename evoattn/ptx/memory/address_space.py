@@ -65,7 +65,8 @@ class BankedMemory:
         spread = (
             int(np.bitwise_or.reduce(base)) if base.ndim else int(base)
         )  # an upper bound that also shows every low bit
-        if (spread | offset) & (size - 1) or offset < 0 or spread + offset + size > self.limit:
+        over = spread + offset + size > self.limit and int(base.max()) + offset + size > self.limit
+        if over or offset < 0 or (spread | offset) & (size - 1):
             self._check_exactly(base, offset, size, active, ins)
         start = self._offset_bases.get(offset)
         if start is None:

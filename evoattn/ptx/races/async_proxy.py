@@ -38,6 +38,12 @@ def agent_names(threads: Threads) -> tuple[list[str], int]:
     return [*readers, *["an asynchronous copy"] * (MAX_MBARRIERS * threads.cluster)], len(readers)
 
 
+def _different(stamps: Numbers) -> list[int]:
+    """Those that there are, ascending. Neighbours are mostly of one access, so that few differ from the one before."""
+    changes = np.flatnonzero(stamps[1:] != stamps[:-1])
+    return sorted({int(stamps[0]), *stamps[changes + 1].tolist()}) if len(changes) else [int(stamps[0])]
+
+
 def _lane_bits(lanes: Mask) -> int:
     """Bool `[32]` → a bit for each."""
     return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
@@ -160,10 +166,8 @@ class AsyncRaces:
         self, verb: str, issuers: Numbers, stamps: Numbers, ins: Instruction, proxied: bool = True
     ) -> None:
         """Of the last writes to what an agent accesses now."""
-        changes = np.flatnonzero(stamps[1:] != stamps[:-1])  # few: neighbours are written together
-        different = sorted({int(stamps[0]), *stamps[changes + 1].tolist()}) if len(changes) else [int(stamps[0])]
         first = int(issuers[0])
-        unknown = [stamp for stamp in different if stamp and (first, stamp) not in self._known_ordered]
+        unknown = [stamp for stamp in _different(stamps) if stamp and (first, stamp) not in self._known_ordered]
         if not unknown:
             return
         made = [(stamp >> THREAD_BITS, stamp & THREAD_MASK) for stamp in unknown]
@@ -220,8 +224,8 @@ class AsyncRaces:
         np.maximum(known, order.block_floor[block], out=known)
         late = reads.max(1, initial=0) >> LANE_BITS > knowledge.known[columns]
         for i in np.flatnonzero(late).tolist() if knowledge.lanes else []:
-            stamps = np.unique(reads[i]).tolist()
-            late[i] = not all(knowledge.covers(int(columns[i]), s & LANE_MASK, s >> LANE_BITS) for s in stamps)
+            column, stamps = int(columns[i]), _different(reads[i])
+            late[i] = not all(knowledge.covers(column, s & LANE_MASK, s >> LANE_BITS) for s in stamps)
         for i in np.flatnonzero(columns == own).tolist():
             late[i] = ((reads[i] >> LANE_BITS > order.warp_floor[warp]) & (reads[i] & LANE_MASK != lane)).any()
         for column in np.sort(columns[late]).tolist():
@@ -240,7 +244,7 @@ class AsyncRaces:
         """Of reads by warps of a cluster, `[warp, granule]`: each needs a fence of its proxy before the issuer's
         write."""
         for column, row in zip(columns.tolist(), reads):
-            for stamp in np.unique(row).tolist():
+            for stamp in _different(row):
                 key = issuer, column, stamp
                 if stamp == 0 or key in self._known_fenced:
                     continue

@@ -224,10 +224,11 @@ class SharedRaces:
         self._log.append(Access(kind, index, size, actors, active.cluster_blocks, ins))
         self._logged += len(index)
 
-    def land(self, index: Numbers, size: int, actors: Numbers) -> None:
-        """Copies whose threads have waited for them."""
+    def land(self, copies: Sequence[tuple[Numbers, int, Numbers]]) -> None:
+        """Copies whose threads have waited for them now: byte, size and actor."""
         self.check()
-        granules, actors = expand(index, size, actors, self.shift)
+        parts = [expand(index, size, actors, self.shift) for index, size, actors in copies]
+        granules, actors = (np.concatenate(each) for each in zip(*parts))
         self.in_flight[granules] = 0
         self.copies -= len(granules)
         self.last_write[granules] = (self.order.now << THREAD_BITS) | actors

@@ -82,9 +82,11 @@ class Mbarriers:
         """The threads must have met the maker since the initialization."""
         barrier.known_by[threads] = True
         order, name = races.order, races.shared.actors.name
+        unmet = barrier.made_at > order.block_floor[threads // self.threads.block_threads]
+        if not np.count_nonzero(unmet):
+            return
         column, lane = order.column_of[barrier.maker], order.lane_of[barrier.maker]
         made = [np.full(len(threads), x) for x in (column, lane, barrier.made_at)]
-        unmet = barrier.made_at > order.block_floor[threads // self.threads.block_threads]
         unmet &= order.unordered(threads, *made)
         if unmet.any():
             thread = int(threads[int(unmet.argmax())])
