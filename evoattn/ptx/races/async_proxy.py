@@ -40,7 +40,7 @@ def agent_names(threads: Threads) -> tuple[list[str], int]:
 
 def _different(stamps: Numbers) -> list[int]:
     """Those that there are, ascending. Neighbours are mostly of one access, so that few differ from the one before."""
-    changes = np.flatnonzero(stamps[1:] != stamps[:-1])
+    (changes,) = (stamps[1:] != stamps[:-1]).nonzero()
     return sorted({int(stamps[0]), *stamps[changes + 1].tolist()}) if len(changes) else [int(stamps[0])]
 
 
@@ -57,6 +57,7 @@ class AsyncRaces:
         self.detector, self.order, self.threads = detector, detector.order, detector.threads
         self._first_store = -(-self.threads.block_warps // WARPGROUP_WARPS)
         self._block_readers = self._first_store + self.threads.block_warps
+        self._of_products = np.array([self.products(warp) for warp in range(self.threads.warp_count)])
         self._mbarriers: dict[tuple[int, str], int] = {}
         self._fences: dict[int, list[tuple[int, int]]] = {}  # by warp: (time, bits of the lanes)
         self._known_ordered: set[tuple[int, int]] = set()  # (first issuer, stamp of a write)
@@ -116,16 +117,15 @@ class AsyncRaces:
         self.detector.check()
         granules = CHUNK >> self.detector.shift
         written = self.detector.last_write.reshape(-1, granules)[chunks].reshape(len(leads), -1)
-        copied = [0] * len(leads)
-        if self.detector.copies:
-            in_flight = self.detector.in_flight.reshape(-1, granules)[chunks]
-            copied = np.count_nonzero(in_flight, axis=(1, 2)).tolist()
-        for lead, stamps, some in zip(leads.tolist(), written, copied):
-            self._check_stamps("reads", self.threads.count + np.arange(lead, lead + WARPGROUP_WARPS), stamps, ins)
-            if some:
-                self._tell_copy(self.threads.count + lead, "reads", ins)
-        columns = self.threads.cluster_warps + np.array([self.products(lead) for lead in leads.tolist()])
+        known = self._known_ordered if (written == written[:, :1]).all() else ()
+        for i, (lead, stamp) in enumerate(zip(leads.tolist(), written[:, 0].tolist())):
+            issuer = self.threads.count + lead
+            if (issuer, stamp) not in known:
+                self._check_stamps("reads", issuer + np.arange(WARPGROUP_WARPS), written[i], ins)
+            if self.detector.copies and self.detector.in_flight.reshape(-1, granules)[chunks[i]].any():
+                self._tell_copy(issuer, "reads", ins)
         stamp = self.order.now << LANE_BITS | SEVERAL
+        columns = self.threads.cluster_warps + self._of_products[leads]
         self.detector.reads.mark_chunks(columns, leads // self.threads.block_warps, chunks, stamp)
 
     def write(
