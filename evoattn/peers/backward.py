@@ -137,12 +137,9 @@ def _topological(first: Any) -> list[Any]:
         step, left = stack.pop()
         if left:
             done.append(step)
-            continue
-        if step in seen:
-            continue
-        seen.add(step)
-        stack.append((step, True))
-        stack += [
-            (then, False) for then, _ in step.next_functions if then is not None and not hasattr(then, "variable")
-        ]
+        elif step not in seen:
+            seen.add(step)
+            stack.append((step, True))
+            following = (then for then, _ in step.next_functions)
+            stack += [(then, False) for then in following if then is not None and not hasattr(then, "variable")]
     return done[::-1]

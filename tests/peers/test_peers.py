@@ -9,7 +9,7 @@ from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.peers import flex
 from evoattn.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
-from evoattn.peers.variants import has_a_flag
+from evoattn.peers.variants import added_to_scores, has_a_flag
 
 PROBLEM = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
 
@@ -70,6 +70,18 @@ def test_variants_by_sdpa_and_flex_attention(fields):
             peer_call(PEERS["math"], problem, tensors, answer)
     else:
         assert peer_call(PEERS["math"], problem, tensors, answer)().shape == problem.shape("o")
+
+
+def test_sdpa_has_the_gradient_of_a_bias_where_all_keys_are_seen():
+    for fields in ({}, {"mask": "full", "window": "5:7"}, {"mask": "full"}):
+        problem = PROBLEM.with_(bias="hs", **fields)
+        tensors = make_inputs(problem, 1, "cpu")
+        tensors["bias"].requires_grad_()
+        if problem.mask == "full" and not problem.window:
+            assert added_to_scores(problem, tensors).requires_grad
+            continue
+        with pytest.raises(PeerRefused, match="no gradient of a bias"):
+            added_to_scores(problem, tensors)
 
 
 def test_flash_attention_s_options():
