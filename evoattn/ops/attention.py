@@ -22,7 +22,7 @@ from evoattn.ops.arguments import (
     scale_of,
     window_of,
 )
-from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, Packed, require_out, terms_of, with_tables
+from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, Answer, Call, require_out, terms_of, with_tables
 from evoattn.ops.given import (
     Scale,
     call_of,
@@ -35,6 +35,7 @@ from evoattn.ops.given import (
     with_mask,
     with_scales,
 )
+from evoattn.ops.packed import Packed
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import PROMISE, refuse
 

@@ -31,10 +31,8 @@ from evoattn.ops.call import (
     NOT_STRIDED,
     Answer,
     Call,
-    Packed,
     StridedProblem,
     has_room,
-    known_by_room,
     may_share,
     out_like,
     why_not_devices,
@@ -55,7 +53,9 @@ from evoattn.ops.choice import (
     keeps_bits,
 )
 from evoattn.ops.gradients import Backward, Grads, Training, attend_trained, by_torch
-from evoattn.ops.plan import COLD, OF_A_CALL, CallPlan, InTurn, Kernels, OperationPlan, in_turn
+from evoattn.ops.kernels import COLD, Kernels
+from evoattn.ops.packed import Packed, known_by_room
+from evoattn.ops.plan import OF_A_CALL, CallPlan, InTurn, OperationPlan, in_turn
 from evoattn.ops.torch_answer import PROMISE, refuse
 from evoattn.portfolio.climb import ClimbCache
 from evoattn.portfolio.pick import Pick, lasting_pick, next_picks
@@ -227,10 +227,10 @@ class Runtime:
         if out is None:
             out = torch.empty_like(query)
         tensors = query, packed.key, packed.value, out
-        if plan.lse_shape is None:
-            return None if self._launched(plan, packed, tensors, None) else out
-        lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-        return None if self._launched(plan, packed, tensors, lse) else (out, lse[0, :, : query.size(0)])
+        lse = None if plan.lse_shape is None else plan.empty_lse(query, packed.compiled)
+        if self._launched(plan, packed, tensors, lse):
+            return None
+        return out if lse is None else (out, lse[0, :, : query.size(0)])
 
     def gradients(self, given: Backward) -> Grads:
         """The gradients of what a backward pass is of, by the best known kernel, or by torch where none serves it.

@@ -173,7 +173,7 @@ def test_a_process_that_ends_begins_no_compiler():
     code = """
         import threading, time
         from types import SimpleNamespace
-        from evoattn.ops import plan
+        from evoattn.ops import kernels
 
         def build(*_):
             began.set()
@@ -181,11 +181,11 @@ def test_a_process_that_ends_begins_no_compiler():
             print("built")
 
         began, choice = threading.Event(), SimpleNamespace(key="key")
-        plan._recipe = lambda _: ()
-        plan.cases_of = plan.Kernels._was_checked = lambda *_: print("checked")
+        kernels._recipe = lambda _: ()
+        kernels.cases_of = kernels.Kernels._was_checked = lambda *_: print("checked")
         for _ in range(2):
-            kernels = plan.Kernels(None, None, build, lambda: None)
-            assert kernels.beside(lambda: kernels.make_ready(choice, 0))
+            made = kernels.Kernels(None, None, build, lambda: None)
+            assert made.beside(lambda: made.make_ready(choice, 0))
             assert began.wait(5)
     """
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True)

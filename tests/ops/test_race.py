@@ -17,7 +17,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
-from evoattn.ops import choice, plan
+from evoattn.ops import choice, kernels
 from evoattn.ops.call import strided
 from evoattn.ops.choice import BUDGET_US, CLEAR, COMPILED, LEAST_ROOM, NO_MEMORY, TOO_LONG, Race
 from evoattn.ops.runtime import Runtime, current
@@ -547,8 +547,8 @@ def test_what_keeps_rivals_from_being_compiled_keeps_no_call_from_its_kernel(car
             raise RuntimeError("can't start new thread")
         return pool(*words)
 
-    pool = plan.ThreadPoolExecutor
-    monkeypatch.setattr(plan, what, none)
+    pool = kernels.ThreadPoolExecutor
+    monkeypatch.setattr(kernels, what, none)
     _, clock, runtime = card(rivals)
     with current.use(runtime):
         assert near(*call(strict=True)) and not clock.asked

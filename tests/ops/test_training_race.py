@@ -10,7 +10,7 @@ import evoattn
 from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import KernelConfig
-from evoattn.ops import choice, plan
+from evoattn.ops import choice, kernels
 from evoattn.ops.choice import Race
 from evoattn.ops.runtime import current
 from evoattn.portfolio.wins import Races
@@ -25,7 +25,7 @@ def test_a_backward_pass_races_at_the_first_that_comes_and_its_winner_runs_from_
     slow, fast = (KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": smem}) for smem in (512, 1024))
 
     monkeypatch.setattr(choice, "template_digest", lambda name: name)
-    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: None)
+    monkeypatch.setattr(kernels, "kept_cubin", lambda *recipe: None)
 
     def pick(problem, gpu):
         found = pick_either(problem, gpu)
@@ -61,8 +61,8 @@ def test_a_backward_pass_that_is_captured_does_not_race(tmp_path, monkeypatch):
     """Its graph has the pick. So have later passes of the process: bits are not to change."""
     slow, fast = (KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": smem}) for smem in (512, 1024))
     monkeypatch.setattr(choice, "template_digest", lambda name: name)
-    monkeypatch.setattr(plan.Kernels, "compiles_longer", lambda *of: False)
-    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: None)
+    monkeypatch.setattr(kernels.Kernels, "compiles_longer", lambda *of: False)
+    monkeypatch.setattr(kernels, "kept_cubin", lambda *recipe: None)
 
     def pick(problem, gpu):
         found = pick_either(problem, gpu)
@@ -87,7 +87,7 @@ def test_a_call_with_the_log_sum_exp_does_not_change_the_kernel_of_training(tmp_
     """Its rivals may be compiled since an earlier process. Where nothing was trained before it races."""
     rival = load_space("flash_wgmma", GPUS["h100"]).make_config(WGMMA | {"BLOCK_N": 128})
     monkeypatch.setattr(choice, "template_digest", lambda name: name)
-    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: recipe)
+    monkeypatch.setattr(kernels, "kept_cubin", lambda *recipe: recipe)
 
     def pick(problem, gpu):
         found = pick_either(problem, gpu)
@@ -108,9 +108,9 @@ def test_a_call_with_the_log_sum_exp_does_not_change_the_kernel_of_training(tmp_
 def test_rivals_of_a_backward_pass_that_cannot_race_are_not_compiled(tmp_path, monkeypatch):
     rival = KernelConfig(NAME, {"DETERMINISTIC": True, "SMEM": 1024})
     monkeypatch.setattr(choice, "template_digest", lambda name: name)
-    monkeypatch.setattr(plan, "kept_cubin", lambda *recipe: None)
+    monkeypatch.setattr(kernels, "kept_cubin", lambda *recipe: None)
     device, begun = TrainingDevice(), []
-    monkeypatch.setattr(plan.Kernels, "ahead", lambda *of: begun.append(of) or {})
+    monkeypatch.setattr(kernels.Kernels, "ahead", lambda *of: begun.append(of) or {})
 
     def pick(problem, gpu):
         found = pick_either(problem, gpu)
