@@ -17,7 +17,7 @@ from evoattn.families.registry import load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.ops import arguments, attention_fp8, beside, flex
+from evoattn.ops import arguments, attention_fp8, beside, function_keys
 from evoattn.ops import given as given_arguments
 from evoattn.ops.call import Call, terms_of
 from evoattn.ops.choice import Choice, Refusal, choose
@@ -112,7 +112,7 @@ def _mods() -> Iterator[tuple[str, Any]]:
 
 def _told_apart() -> list[list[bool]]:
     def keyed(function: Any) -> Any:
-        return answer(lambda: flex._key(function, [], 0))
+        return answer(lambda: function_keys._key(function, [], 0))
 
     first, again = ([keyed(function) for _, function in _mods()] for _ in "ab")
     assert first[-1] == again[-1] or isinstance(first[-1], str)
