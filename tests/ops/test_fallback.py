@@ -313,7 +313,7 @@ def test_what_is_no_tensor_or_has_other_dimensions_is_named():
 
 
 def test_a_longest_length_of_none_breaks_no_device():
-    """Rows were read out of no rows, after which a process can no longer use its device."""
+    """To read rows out of none would leave a process without its device."""
     rows, starts = torch.randn(5, 2, 8), torch.tensor([0, 5], dtype=torch.int32)
     used, table = torch.tensor([9], dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)
     assert evoattn.attention_mixed(rows, *torch.randn(2, 4, 8, 2, 8), table, used, starts, 0).shape == rows.shape

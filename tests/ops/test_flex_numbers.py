@@ -193,7 +193,7 @@ def test_a_process_that_ends_begins_no_compiler():
 
 
 def test_threads_ask_torchs_flexattention_in_turn(monkeypatch):
-    """It patches modules while it traces, and raised from within."""
+    """It patches modules while it traces: two at once would read each other's."""
     at_work, most = [], []
 
     def torchs(*_, **__):
