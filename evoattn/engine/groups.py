@@ -3,11 +3,12 @@ tiles, rows and keys: a search of several problems times a kernel on those first
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, config_id
+from evoattn.model.space import KernelConfig
 
 TILE_ROWS = 128
 """Rows of the tiles that are counted: the middle of what the families use."""
@@ -82,13 +83,13 @@ class Kernel:
     device_seconds: float = 0.0
     """In the GPU process, over all problems."""
 
-    @property
+    @cached_property
     def config(self) -> KernelConfig:
         return KernelConfig(self.family, self.params)
 
     @property
     def id(self) -> str:
-        return config_id(self.family, self.params)
+        return self.config.id
 
 
 @dataclass

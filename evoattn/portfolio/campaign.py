@@ -116,8 +116,9 @@ def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str
 
 
 def _plain(kernel: Kernel) -> dict[str, Any]:
+    plain = {name: getattr(kernel, name) for name in Kernel.__dataclass_fields__}
     times = {str(i): round(us, 3) for i, us in kernel.times.items()}
-    return vars(kernel) | {"rough": sorted(kernel.rough), "id": kernel.id, "times": times}
+    return plain | {"rough": sorted(kernel.rough), "id": kernel.id, "times": times}
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
