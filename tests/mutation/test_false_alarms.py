@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from evoattn.evaluation.evaluate import evaluate_offline
-from evoattn.evaluation.tasks import Compile
+from evoattn.evaluation.compile import score
 from evoattn.families.registry import FAMILIES, load_space
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import TrialState
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import KernelConfig
+from tests.families.on_interpreter import built, small_faults
 from tests.mutation import false_alarms
 from tests.mutation.false_alarms import draw_variant
 
@@ -126,12 +124,12 @@ def test_the_families_take_turns(run):
 
 @pytest.mark.parametrize("fault", MET)
 def test_what_it_met_is_right_now(fault):
-    family, gpu, problem, params = MET[fault]
-    config, spec = load_space(family, GPUS[gpu]).make_config(params), GPUS[gpu]
-    assert isinstance(config, KernelConfig) and FAMILIES[family].why_invalid(problem, config, spec) is None
-    task = Compile(FAMILIES[family], config, problem)
-    result = evaluate_offline(task, spec)
-    assert result.state is TrialState.ESTIMATED, result.reason
+    name, gpu, problem, params = MET[fault]
+    family, spec = FAMILIES[name], GPUS[gpu]
+    config = load_space(name, spec).make_config(params)
+    assert family.why_invalid(problem, config, spec) is None
+    kernel = built(family, problem, config, spec, machine_code=True)
+    assert not small_faults(kernel, problem, 0) and score(config, kernel.compiled.info, problem, spec) is not None
 
 
 @pytest.mark.parametrize("name", sorted({name for family in FAMILIES.values() for name in family.variants}))
