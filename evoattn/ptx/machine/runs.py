@@ -20,8 +20,8 @@ class Run:
 
     start: int
     end: int
-    together: list[Operation]
-    """For all threads at once."""
+    together: list[Operation] | None
+    """For all threads at once; None before they are asked for."""
     apart: dict[int, list[Action]]
     """For a part of the threads, by the registers (bits) that must stay as they are for the others."""
     written: int
@@ -64,12 +64,18 @@ class Runs:
             run = self._runs[pc] = Run(
                 pc,
                 end,
-                [self._for_all(i) for i in range(pc, end)],
+                None,
                 {},
                 written,
                 any(acts(ins) for ins in self.instructions[pc : end + 1] if ins.index < end or ends_run(ins)),
             )
         return run
+
+    def steps_together(self, run: Run) -> list[Operation]:
+        """The steps for all threads at once."""
+        if run.together is None:
+            run.together = [self._for_all(pc) for pc in range(run.start, run.end)]
+        return run.together
 
     def steps_apart(self, run: Run, waiting: Iterable[int]) -> list[Action]:
         """The steps for threads that run while others are to go on at the pcs `waiting`."""

@@ -152,7 +152,7 @@ class Scheduler:
         warps = active.warp_count
         self._entered[pc] += warps
         if active.mask is None:
-            for operation in run.together:
+            for operation in self._runs.steps_together(run):
                 operation()
         else:
             if run.acts:
