@@ -212,7 +212,7 @@ def answer(call: Call) -> Answer:
 def batches_of(call: Call) -> list[Call]:
     """A call in parts of `MOST_BATCHES`, of more batches; empty for others, and where that needs more than slices."""
     query, others = call.query, (call.key, call.value)
-    if not _is_plain(query) or query.dim() != 4 or query.shape[0] <= MOST_BATCHES or _is_watched():
+    if not _is_plain(query) or _is_watched() or query.dim() != 4 or query.shape[0] <= MOST_BATCHES:
         return []
     if call.packed or call.paged or call.score is not None or call.blocks:
         return []

@@ -45,8 +45,8 @@ def test_shared_memory_of_python_is_that_of_cuda(family):
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=[f"{row['family']}-{n}" for n, row in enumerate(ROWS)])
 @pytest.mark.sampled(8)
 def test_it_is_right(number):
-    """On the first two small cases and, in turns, on one of the others."""
-    assert faults_of(ROWS[number], cases=number // 8) == []
+    """On the first two small cases, which show 58 of 60 recorded faults (`small_faults`)."""
+    assert faults_of(ROWS[number], cases=slice(2)) == []
 
 
 @pytest.mark.slow
