@@ -168,7 +168,7 @@ SPILLS = 64
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu, family", PAIRS, ids=lambda x: getattr(x, "arch", x.name))
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 def test_starting_configs_compile(gpu, family):
     """One becomes machine code for each architecture, another for each; half of the others become PTX,
     which is all that NVRTC itself makes, for one architecture each."""
