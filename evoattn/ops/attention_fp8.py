@@ -17,6 +17,7 @@ from evoattn.ops.attention import attend
 from evoattn.ops.beside import WIDE, Granularity, Wanted, quantize, quantize_both, turn
 from evoattn.ops.call import ANSWERS, BESIDE, E4M3, Answer, Call, behind, out_like, terms_of
 from evoattn.ops.choice import Choice, Refusal
+from evoattn.ops.given import tensor_of_number
 from evoattn.ops.runtime import Runtime, current
 from evoattn.ops.torch_answer import NoKernel, is_promised
 
@@ -275,7 +276,7 @@ def _scales(descales: tuple[Scale, Scale, Scale], query: Tensor, key: Tensor) ->
         if descale is None or isinstance(descale, (int, float)):
             if descale is not None and not descale >= 0:
                 raise ValueError(f"{name}_descale must not be negative, as {descale} is.")
-            made.append(torch.full((1, 1), 1.0 if descale is None else float(descale), device=key.device))
+            made.append(tensor_of_number(1.0 if descale is None else float(descale), key))
             continue
         if not isinstance(descale, Tensor):
             raise TypeError(f"{name}_descale must be a tensor or a number, not {type(descale).__name__}.")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import evoattn
 from evoattn.backends.interpreter import InterpreterBackend
@@ -20,7 +21,7 @@ from evoattn.ops.attention_fp8 import choice_in_eight_bits, quantised
 from evoattn.ops.beside import WIDE, Wanted, quantize
 from evoattn.ops.call import E4M3, Call, behind, out_like, terms_of
 from evoattn.ops.custom_op import operands, variant_lse_op
-from evoattn.ops.given import call_of
+from evoattn.ops.given import call_of, with_scales
 from evoattn.ops.runtime import current
 from evoattn.ops.torch_answer import NoKernel
 from tests.families.on_interpreter import built
@@ -434,3 +435,21 @@ def test_what_no_kernel_takes_in_a_capture_is_not_remembered(tmp_path):
         runtime.platform.is_capturing = False
         evoattn.attention_fp8(q, k, v)
         assert {"rounds", "turned"} & {key[0] for key in runtime.served}
+
+
+def test_a_scale_that_is_a_number_is_one_tensor_of_all_calls_that_are_not_traced():
+    """A fill is a launch, which takes as long as half of attention over a short cache."""
+    q, k, v = tensors()
+    call = Call(q, k.to(E4M3), v.to(E4M3), True)
+
+    def scales(*given):
+        return [one for one in with_scales(call, *given).terms if one is not None]
+
+    with torch.inference_mode():
+        first = scales(0.25, 0.5)
+    assert [float(one) for one in first] == [0.25, 0.5] and not any(one.is_inference() for one in first)
+    assert [id(one) for one in scales(0.25, 0.5)] == [id(one) for one in first]
+    assert scales(0.5, None)[0] is first[1] and float(scales(0.5, None)[1]) == 1
+    with FakeTensorMode():
+        assert all(type(one) is FakeTensor for one in scales(0.125, 0.125))
+    assert all(type(one) is torch.Tensor and float(one) == 0.125 for one in scales(0.125, 0.125))
