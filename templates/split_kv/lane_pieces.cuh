@@ -75,7 +75,7 @@ struct LanePieces {
   // lane's first piece is at `row`, `column`.
   template <int TILE_ROWS>
   __device__ __forceinline__ void read_tile(const unsigned char* tile_smem, int row, int column) {
-    static_assert(VECTOR_BYTES == 16, "a piece is a chunk of the swizzle");
+    static_assert(VECTOR_BYTES == 16 || VECTOR_BYTES == 8, "a piece is a chunk of the swizzle, or half of one");
     constexpr int ROW_BYTES = (HEAD_DIM * int(sizeof(Element)) + 127) / 128 * 128;
     const uint32_t lane_byte = column * sizeof(Element);
 #pragma unroll
@@ -85,7 +85,8 @@ struct LanePieces {
         const uint32_t from = swizzled_row(row + row_offset(i) % 8) + row_offset(i) / 8 * 8;
         const uint32_t byte = lane_byte + c * COLUMN_STEP * sizeof(Element);
         if (COLUMN_STEPS * COLUMN_STEP * int(sizeof(Element)) > ROW_BYTES && byte >= ROW_BYTES) {
-          at[i][c][0] = at[i][c][1] = at[i][c][2] = at[i][c][3] = 0;
+#pragma unroll
+          for (int word = 0; word < WORDS; ++word) at[i][c][word] = 0;
         } else {
           read_words(at[i][c], tile_smem + byte / 128 * (TILE_ROWS * 128) + from * 128 + (byte % 128 ^ from % 8 * 16));
         }

@@ -8,6 +8,7 @@
           return row < rows ? q_gmem + packed.offset(first_row + row, q_head_stride, q_row_stride) : nullptr;
         },
         Terms::ANY ? 1.f : softmax_scale_log2);
+    key_scales.begin(keys);
   };
   auto scores = [&](const typename Rows::K& k, int tile) {
     const int place = warp_key + tile * BLOCK_N, key = KeyList::LISTED ? keys.listed_key(place) : place;
@@ -16,6 +17,8 @@
     const int end = KeyList::LISTED ? seqlen_k : end_key;
     bool masked = KeyList::LISTED ? by_mask || key + WARP_KEYS > seqlen_k : key + WARP_KEYS > unmasked_keys;
     if constexpr (Mask::WINDOW) masked |= key < hidden_keys;
+    key_scales.take(work);
+    if (tile + 1 < keys.tiles) key_scales.load(keys, tile + 1);
     work.scores(
         k, softmax_scale_log2, masked,
         [&](int row) { return (by_mask ? mask.keys_of(packed.query(first_row + row), end) : end) - key; },
@@ -26,5 +29,4 @@
                            key + step, seqlen_q, seqlen_k);
         },
         key_scales);
-    if (tile + 1 < keys.tiles) key_scales.load(keys, work, tile + 1);
   };

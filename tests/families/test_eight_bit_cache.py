@@ -48,6 +48,8 @@ RIGHT = [
     ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3,scales=token,seqused=0:239,page=16", NARROW, "l4", "extreme_terms"),
     ("split_kv", "Sq=3,D=64,dtype=bf16,kv=int8,scales=head,seqused=0:99,page=32,window=9:0", TMA, "h100", "plain"),
     ("split_kv", "Sq=3,D=128,dtype=fp16,kv=e4m3,scales=token,layout=bshd,alibi=1", TMA, "h100", "huge_keys_within"),
+    ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3,scales=head", TMA | {"VECTOR_BYTES": 8}, "h100", "huge_keys_within"),
+    ("split_kv", "Sq=3,D=160,dtype=bf16,kv=e5m2,seqused=0:239", TMA | {"VECTOR_BYTES": 8}, "h100", "plain"),
     ("split_kv", "Sq=3,D=32,dtype=bf16,kv=int8,scales=token,varlen=1:200", FMA | {"DOT_LANES": 4}, "l4", "plain"),
     ("split_kv", "Sq=3,D=40,dtype=fp16,kv=e5m2,scales=token", FMA | RING, "l4", "extreme_terms"),
     ("split_kv", "Sq=3,D=64,dtype=bf16,kv=e4m3,scales=head,varlen=1:200,page=64,lse=1", FMA | RING, "l4", "plain"),

@@ -28,7 +28,8 @@ def config(**genes) -> KernelConfig:
 
 
 def test_lanes_that_read_together_meet_different_banks():
-    """Every group of eight lanes, of every piece of K and of V: 16-byte chunks of eight bank groups.
+    """Every group of eight lanes, of every piece of K and of V: 16-byte chunks of eight bank groups; of sixteen that
+    read half a chunk each, all halves.
 
     As `swizzled_row` says."""
 
@@ -40,6 +41,10 @@ def test_lanes_that_read_together_meet_different_banks():
 
     k_mma = [(lane // 4, lane % 4) for lane in range(32)]
     v_mma = [[(lane % 4 * 2 + odd, lane // 4) for lane in range(32)] for odd in range(2)]
+    halves = [[(lane // 4, lane % 4) for lane in range(32)], *v_mma]
+    for lanes in ([(place, half // 2, half % 2) for place, half in of] for of in halves):
+        for some in (lanes[:16], lanes[16:]):
+            assert len({(chunk ^ row(place) % 8, half) for place, chunk, half in some}) == 16
     fma = [[(lane // lanes, lane % lanes % 8) for lane in range(32)] for lanes in (1, 2, 4, 8, 16, 32)]
     assert all(conflict_free(lanes) for lanes in itertools.chain([k_mma], v_mma, fma))
     assert sorted(map(row, range(8))) == list(range(8))

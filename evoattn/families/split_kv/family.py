@@ -277,10 +277,10 @@ def why_no_tensor_map(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSp
         return None
     if gpu.capability < (9, 0):
         return f"LOAD=tma needs the tensor copy engine of sm_90, and {gpu.name} is {gpu.arch}."
-    if genes.VECTOR_BYTES != TMA_VECTOR:
+    if genes.VECTOR_BYTES != TMA_VECTOR and (genes.VECTOR_BYTES, kv_bytes(problem)) != (TMA_VECTOR // 2, 1):
         return (
             f"VECTOR_BYTES={genes.VECTOR_BYTES}: with LOAD=tma a lane reads the {TMA_VECTOR}-byte chunks of the "
-            "swizzle."
+            "swizzle, or of 8 bits halves of them."
         )
     keys = warp_keys(genes)
     if keys % TMA_KEYS or keys > MAX_BOX_KEYS:
