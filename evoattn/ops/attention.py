@@ -391,9 +391,9 @@ def _again(
     try:
         if _any_autocast():
             return None
-        if out is not None:  # a kernel would write behind one of fewer rows
+        if out is not None:  # a kernel would write behind one of fewer rows, and one with gradients is refused
             inputs = (query, key, value, *[term for term in terms if term is not None])
-            if out.size(0) != query.size(0) or needs_copy(out, *inputs):
+            if out.size(0) != query.size(0) or out.requires_grad or needs_copy(out, *inputs):
                 return None
         packed = Packed(tensors, terms, longest, words)
     except (RuntimeError, AttributeError, TypeError, ValueError, IndexError):

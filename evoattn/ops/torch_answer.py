@@ -30,7 +30,7 @@ from evoattn.ops.arguments import (
     is_apart,
     without_autocast,
 )
-from evoattn.ops.call import FLOATS, Answer, Call
+from evoattn.ops.call import FLOATS, Answer, Call, out_like
 from evoattn.ops.given import dequantised, is_eight_bits
 
 SCORES_PER_CHUNK = 1 << 26
@@ -233,15 +233,15 @@ def _of_batches(call: Call, part: slice) -> Call:
 
 
 def by_batches(call: Call, answer: Callable[[Call], Answer]) -> Answer | None:
-    """What `answer` says of `batches_of` a call, as one; None where there are none."""
+    """What `answer` says of `batches_of` a call, as one that lies as query does; None where there are none."""
     if not (parts := batches_of(call)):
         return None
     found = [answer(part) for part in parts]
     outputs = [one if isinstance(one, Tensor) else one[0] for one in found]
     if (output := call.out) is None:
-        turned = call.query.stride(1) < call.query.stride(2)  # the answer lies as query does
-        output = torch.cat([one.transpose(1, 2) if turned else one for one in outputs])
-        output = output.transpose(1, 2) if turned else output
+        order = sorted(range(4), key=out_like(call.query, call.value, "meta").stride().__getitem__, reverse=True)
+        output = torch.cat([one.permute(order) for one in outputs], order.index(0))
+        output = output.permute([order.index(dim) for dim in range(4)])
     return (output, torch.cat([one[1] for one in found])) if call.return_lse else output
 
 

@@ -67,6 +67,15 @@ def test_the_answer_is_that_of_each_batch(device, name, layout):
     assert (answer[0] if "return_lse" in words else answer) is taken and torch.equal(taken, out)
 
 
+@pytest.mark.parametrize("order", [(1, 2, 0, 3), (1, 0, 2, 3), (0, 2, 1, 3)])
+def test_the_answer_lies_as_query_does(device, order):
+    """Whatever the order of dimensions in memory: of sequences first, of heads first."""
+    shape = BATCH, HEADS, QUERIES, 64
+    q = torch.empty([shape[dim] for dim in order]).normal_().half().permute([order.index(dim) for dim in range(4)])
+    out = evoattn.attention(q, q, q)
+    assert out.stride() == q.stride() and near(out, torch.cat(of_each(q, q, q, {})))
+
+
 @pytest.mark.parametrize("name", ["plain", "a bias for all", "a bias of each"])
 def test_gradients_are_those_of_all(device, name):
     words = {term: value.clone().requires_grad_() for term, value in CALLS[name].items()}

@@ -150,6 +150,8 @@ def test_what_does_not_fit_is_one_sentence(device):
     for rows in (10, 12):  # a plan that is known does not hide it
         with pytest.raises(ValueError, match="out must be"):
             batch.asked(out=torch.empty_like(torch.cat((batch.q, batch.q)))[:rows])
+    with pytest.raises(ValueError, match="out cannot be given where gradients are wanted"):
+        batch.asked(out=torch.empty_like(batch.q).requires_grad_())
     batch.asked()
     batch.used = [9, 9]
     with pytest.raises(ValueError, match="seqused_k must be int32"):
