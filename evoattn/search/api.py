@@ -15,10 +15,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.shape_text import by_name_or_shape
 from evoattn.model.space import KernelConfig
-from evoattn.search.early_start import EarlyStart, begun
 from evoattn.search.kept import keep_leader
 from evoattn.search.machines import Machines, machines_of
-from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
+from evoattn.search.request import SearchWords, plan, read_words
 from evoattn.search.setup import PreparedSearch, begin_study, make_search
 from evoattn.storage.engine import without_password
 from evoattn.storage.versions import collect
@@ -117,7 +116,7 @@ def search(
     request = replace(read_words(words), problem=wanted)
     alone = without_main_file() if tools is None else nullcontext()
     with alone, nullcontext(machines) if machines else machines_of(words) as found:
-        return _run(request, plan(words, wanted, found.devices), found, refresh, tools)
+        return _run_study(begin_study(request, plan(words, wanted, found.devices)), found, refresh, tools)
 
 
 def _names(families: Sequence[str] | str) -> tuple[str, ...]:
@@ -128,29 +127,17 @@ def _names(families: Sequence[str] | str) -> tuple[str, ...]:
     return names
 
 
-def _run(
-    request: SearchRequest,
-    chosen: SearchPlan,
-    machines: Machines,
-    refresh: Callable[[Progress], None],
-    tools: Tools | None,
-) -> SearchResult:
-    with begun(request.words, chosen, machines, tools) as early:
-        return _run_study(begin_study(request, chosen), machines, refresh, tools, early)
-
-
 def _run_study(
     prepared: PreparedSearch,
     machines: Machines,
     refresh: Callable[[Progress], None],
     tools: Tools | None,
-    early: EarlyStart | None,
 ) -> SearchResult:
     storage, record = prepared.storage, prepared.study
     try:
         storage.use_environment(collect(prepared.plan.device))
         with storage.lock_study(record):
-            running = make_search(prepared, machines, tools, early)
+            running = make_search(prepared, machines, tools)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
         kept = keep_leader(prepared) if prepared.words.keep else ""

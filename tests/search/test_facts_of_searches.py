@@ -1,6 +1,5 @@
 """What a search says of words, of devices and of a trial that ran again stays, until a change wants it otherwise."""
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -354,10 +353,7 @@ def test_a_sampler_thinks_ahead_where_kernels_are_timed_alone():
             assert setup.make_search(prepared, machines) == where
 
 
-def test_what_was_begun_early_and_the_reference_of_before_are_used():
-    given = {"begun": lambda *_: contextlib.nullcontext("early"), "begin_study": mock.Mock()}
-    with mock.patch.multiple(api, **given, _run_study=lambda *words: words[3:]):
-        assert api._run(mock.Mock(), None, None, None, "tools") == ("tools", "early")
+def test_the_reference_of_before_is_used():
     names = ("Devices", "Compilers", "ahead", "finalists")
     with mock.patch.multiple(study, **dict.fromkeys(names, mock.DEFAULT)) as fakes:
         running = mock.Mock(_kept=(), study=STUDY, fleet=mock.Mock(boards=["one"]))
