@@ -412,7 +412,7 @@ private:
       return;
     }
     // From here on it only counts: no other tile is masked. Terms and scales ask which keys are in it.
-    constexpr bool ALIKE = SCHEDULE == Schedule::BALANCED && !VARLEN,
+    constexpr bool ALIKE = SCHEDULE == Schedule::BALANCED && !VARLEN && !IN_PARTS,
                    COUNTS = ALIKE && !Terms::ADDED && !Scales::BY_BLOCK && !Scales::BY_KEY;
     if constexpr (COUNTS) key_tile -= work.range.first();
     if constexpr (ALIKE && !COUNTS) {
@@ -420,9 +420,9 @@ private:
       while (key_tile >= work.range.first()) step<false, Terms::MAY_HIDE>();
       return;
     }
-    const int first = SHARES_SEQUENCES || ONE_QUERY ? work.range.first()
-                      : Mask::WINDOW                ? work.first_key_tile(work.tile.row_block)
-                                                    : 0;
+    const int first = SHARES_SEQUENCES || ONE_QUERY || SHARES_PARTS ? work.range.first()
+                      : Mask::WINDOW                                ? work.first_key_tile(work.tile.row_block)
+                                                                    : 0;
     if constexpr (IN_PARTS) {
 #pragma unroll 1
       for (;;) {
@@ -499,6 +499,7 @@ private:
         before = ring;
         ring.advance();
         clear_output();
+        take_parts(work.range);
         rescale_between();
         rest_of_keys();
         const Tile last_tile = work.tile;
@@ -551,6 +552,7 @@ private:
       }
       begin_rows();
       clear_output();
+      take_parts(work.range);
       if constexpr (SCORES_AHEAD) keys_ahead();
       else step<true, false>(), rest_of_keys();
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));

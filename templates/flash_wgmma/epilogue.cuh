@@ -174,7 +174,7 @@ struct Epilogue : Block, Output {
         if (end_thread == 0) give(counters_zeroed + giver);
         return;
       }
-      if (of_keys.takes()) {
+      if (!IN_PARTS && of_keys.takes()) {
         const int giver = ((blockIdx.y - 1) * gridDim.x + blockIdx.x) * WARPGROUPS + warpgroup;
         if (end_thread == 0) take(counters_zeroed + giver);
         named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0 has acquired all threads may read
@@ -248,30 +248,33 @@ struct Epilogue : Block, Output {
   }
   // The sum of 8 columns of the tile of rows at hand, which several blocks have made.
   __device__ __forceinline__ void finish_columns(const float4& sum, const RowState& of_all, int column_tile) {
-    const int row = lane_row(work.tile);
+    const int row = FEW_ROWS ? first_row(work.tile) + lane / 4 : lane_row(work.tile);
     make_inverse(of_all, work.tile, row);
     store_columns(sum, work.tile, work.sequence, row, column_tile);
     if (WRITE_LSE && column_tile == 0) store_log_sums(of_all, work.tile, work.sequence, row, lane);
   }
-  // IN_PARTS, a cluster: each block has one part, and adds up every CLUSTER-th 8 columns of all.
+  // IN_PARTS, a cluster: each block has one part, and adds up every CLUSTER-th 8 columns of all; of few rows by all
+  // warps, though the first alone sends any.
   __device__ __forceinline__ void merge_columns(const RowState& state, const float (&o)[OUT_DIM / 2]) {
-    if (FEW_ROWS && !has_rows()) {  // nor does it send any
+    const int slots = Smem::PARTIALS + warpgroup * SLOT_PIECES * 128 * 16, full = barrier(Smem::PARTIALS_FULL, 0);
+    if (FEW_ROWS && !has_rows()) {
       __syncwarp();
       cluster_wait();
-      return;
+      mbarrier_wait_cluster(full, 0);
+    } else {
+      Partial::scatter<CLUSTER, OWN_TILES>(smem_address + slots + work.split * Smem::SLOT_BYTES, full, o, state,
+                                           thread);
     }
-    const int slots = Smem::PARTIALS + warpgroup * SLOT_PIECES * 128 * 16;
-    Partial::scatter<CLUSTER, OWN_TILES>(smem_address + slots + work.split * Smem::SLOT_BYTES,
-                                         barrier(Smem::PARTIALS_FULL, 0), o, state, thread);
-    if (!has_rows()) return;
+    if (!FEW_ROWS && !has_rows()) return;
     auto piece = [&](int part, int i) {
-      return *reinterpret_cast<const float4*>(smem + slots + part * Smem::SLOT_BYTES + (i * 128 + thread) * 16);
+      const int place = (i * 128 + (FEW_ROWS ? lane : thread)) * 16;
+      return *reinterpret_cast<const float4*>(smem + slots + part * Smem::SLOT_BYTES + place);
     };
 #pragma unroll 1
-    for (int i = 0, column_tile = work.split; column_tile < COLUMN_TILES; ++i, column_tile += CLUSTER) {
+    for (int i = FEW_ROWS ? thread / 32 : 0; work.split + i * CLUSTER < COLUMN_TILES; i += FEW_ROWS ? 4 : 1) {
       RowState of_all;
-      const float4 sum = Partial::total_in_turn(piece, 0, CLUSTER - 1, i, of_all);
-      finish_columns(sum, of_all, column_tile);
+      const float4 sum = Partial::total_in_turn<4>(piece, 0, CLUSTER - 1, i, of_all);
+      finish_columns(sum, of_all, work.split + i * CLUSTER);
     }
   }
   // IN_MEMORY: each block leaves its result, and each of the first SHARERS owns a part of the columns, whose sum it
@@ -293,26 +296,27 @@ struct Epilogue : Block, Output {
       if (thread == 0) *parts_smem = parts_added;
     }
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts, and may read all results of these
-    if (!has_rows()) return;
+    if (!FEW_ROWS && !has_rows()) return;         // of few rows all warps add up columns
     auto add_columns = [&](int column_tile) {
       RowState of_all;
       float4 sum;
       if constexpr (IN_PARTS) {
         auto piece = [&](int part, int i) {
-          return __ldcg(left_gmem + int64_t(part) * (WARPGROUPS * RESULT) + i * 128 + thread);
+          return __ldcg(left_gmem + int64_t(part) * (WARPGROUPS * RESULT) + i * 128 + (FEW_ROWS ? lane : thread));
         };
-        sum = Partial::total_in_turn(piece, work.first_part(work.tile.row_block), work.last_part(work.tile.row_block),
-                                     column_tile, of_all);
+        sum = Partial::total_in_turn<FEW_ROWS ? 8 : 4>(piece, work.first_part(work.tile.row_block),
+                                                       work.last_part(work.tile.row_block), column_tile, of_all);
       } else {
         sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
       }
       finish_columns(sum, of_all, column_tile);
     };
+    const int own = FEW_ROWS ? thread / 32 * SHARERS : 0, step = (FEW_ROWS ? 4 : 1) * SHARERS;
     uint32_t parts = *parts_smem;
     while (parts) {  // its own, and those whose owners have left
       const int part = 31 - __clz(parts);
       parts ^= 1u << part;
-      for (int column_tile = part; column_tile < COLUMN_TILES; column_tile += SHARERS) add_columns(column_tile);
+      for (int column_tile = part + own; column_tile < COLUMN_TILES; column_tile += step) add_columns(column_tile);
     }
   }
 };

@@ -30,13 +30,15 @@ struct KeyParts {
   // The last tile of the part that a block with every KEY_SPLIT-th has before this one; negative where there is none.
   static __device__ __forceinline__ int tile_before(int part) { return first_tile(part - KEY_SPLIT + 1) - 1; }
 };
-static_assert(!IN_PARTS || (SCHEDULE != Schedule::BALANCED && !KeyList::LISTED && FLUSH_TILES == 0),
-              "parts are added up in turn, by one thread each");
-static_assert(!FEW_ROWS || CLUSTER == 1 || IN_PARTS, "Partial::gather sends from all warps");
-constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;  // a block adds up all parts of its rows
-constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;  // from a key tile of a block to its next
-constexpr bool SLIDING = VARLEN || SEQUSED;         // sequences have keys of their own, by tensor maps that slide
-constexpr int WARPGROUPS = (BLOCK_M + 63) / 64;     // consumers
+static_assert(!IN_PARTS || SCHEDULE != Schedule::BALANCED || (KEY_SPLIT == 1 && !PARTS_IN_GLOBAL && !VARLEN),
+              "a block goes on with the sum of another's parts in shared memory");
+static_assert(!IN_PARTS || (!KeyList::LISTED && FLUSH_TILES == 0), "parts are added up in turn, by one thread each");
+static_assert(!FEW_ROWS || KEY_SPLIT == 1 || IN_PARTS, "what adds up other results takes those of all warps");
+constexpr bool KEEPS = IN_PARTS && KEY_SPLIT == 1;                      // a block adds up all parts of its rows
+constexpr bool SHARES_PARTS = KEEPS && SCHEDULE == Schedule::BALANCED;  // of the last tiles of rows with another block
+constexpr int KEY_STEP = IN_PARTS ? 1 : KEY_SPLIT;                      // from a key tile of a block to its next
+constexpr bool SLIDING = VARLEN || SEQUSED;      // sequences have keys of their own, by tensor maps that slide
+constexpr int WARPGROUPS = (BLOCK_M + 63) / 64;  // consumers
 constexpr int THREADS = 128 * (WARPGROUPS + Operands::HELPERS) + 32 * PRODUCER_WARPS;
 constexpr bool PERSISTENT = SCHEDULE != Schedule::SINGLE;
 constexpr int KEY_STEPS = BLOCK_N / Operands::STEP_KEYS;  // of P V

@@ -157,13 +157,13 @@ template <int FLOATS> struct PartialOutput {
                        fmaf(sum.z, low[1], z * own[1]), fmaf(sum.w, low[1], w * own[1]));
   }
   // As `total`, of results `last` down to `first`, each added as by `turn`: the bits are the same whether one
-  // block had all keys or several. `piece(r, i)` is this lane's piece i of result r.
-  template <typename Piece>
+  // block had all keys or several. `piece(r, i)` is this lane's piece i of result r, of which AT_ONCE are loaded.
+  template <int AT_ONCE, typename Piece>
   static __device__ __forceinline__ float4 total_in_turn(Piece piece, int first, int last, int item, RowState& state) {
     const float4 begun = piece(last, 0);
     float4 sum = piece(last, item + 1);
     state.shift[0] = begun.x, state.shift[1] = begun.y, state.sum[0] = begun.z, state.sum[1] = begun.w;
-#pragma unroll 4
+#pragma unroll AT_ONCE
     for (int i = last - 1; i >= first; --i) {
       const float4 rows = piece(i, 0), o = piece(i, item + 1);
       float low[2], own[2];

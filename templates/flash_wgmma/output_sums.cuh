@@ -83,10 +83,7 @@ struct OutputSums : Epilogue {
   }
   // SUM_IN_SHARED: what tensor cores have added up, in fewer bits than fp32, to O.
   __device__ __forceinline__ void flush() {
-    if (PERSISTENT && !flushed) {  // O of the tile of rows before has left this memory
-      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
-      named_barrier_sync<128>(O_TILE + warpgroup);
-    }
+    if (PERSISTENT && !flushed) wait_for_sums();
 #pragma unroll
     for (int i = 0; i < OUT_DIM / 8; ++i)
       kept(i) =
@@ -150,18 +147,39 @@ struct OutputSums : Epilogue {
   __device__ __forceinline__ void clear_parts() {
     if constexpr (KEEPS) of_parts.clear(), flushed = false;
   }
+  // O of the tile of rows before has left the memory of sums.
+  __device__ __forceinline__ void wait_for_sums() const {
+    if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
+    named_barrier_sync<128>(O_TILE + warpgroup);
+  }
+  // SHARES_PARTS: the sum of the parts behind these keys, if another block has them.
+  __device__ __forceinline__ void take_parts(const KeyRange& of_keys) {
+    if constexpr (SHARES_PARTS) {
+      if (!of_keys.takes()) return;
+      const int giver = ((blockIdx.y - 1) * gridDim.x + blockIdx.x) * WARPGROUPS + warpgroup;
+      if (thread == 0) take(counters_zeroed + giver);
+      wait_for_sums();  // and all threads may read what thread 0 has acquired
+      const float4* result_gmem = results_gmem + giver * Partial::PIECES * 128 + thread;
+      const float4 of_rows = __ldcg(result_gmem);
+      of_parts = RowState{{of_rows.x, of_rows.y}, {of_rows.z, of_rows.w}};
+#pragma unroll
+      for (int i = 0; i < OUT_DIM / 8; ++i) kept(i) = __ldcg(result_gmem + (i + 1) * 128);
+      flushed = true;
+    }
+  }
   // KEEPS: O of a part, to those that are over.
   __device__ __forceinline__ void keep_part(const RowState& of_part) {
-    float low[2], own[2];
-    Partial::take_turn(of_part, of_parts, low, own);
-    if (PERSISTENT && O_IN_SHARED && !flushed) {  // O of the tile of rows before has left this memory
-      if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();
-      named_barrier_sync<128>(O_TILE + warpgroup);
-    }
+    if (flushed) {
+      float low[2], own[2];
+      Partial::take_turn(of_part, of_parts, low, own);
 #pragma unroll
-    for (int i = 0; i < OUT_DIM / 8; ++i) {
-      const float4 before = flushed ? kept(i) : make_float4(0.f, 0.f, 0.f, 0.f);
-      kept(i) = Partial::turn(before, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+      for (int i = 0; i < OUT_DIM / 8; ++i)
+        kept(i) = Partial::turn(kept(i), o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3], low, own);
+    } else {  // the first: nothing is to be added
+      if (PERSISTENT && O_IN_SHARED) wait_for_sums();
+      of_parts = of_part;
+#pragma unroll
+      for (int i = 0; i < OUT_DIM / 8; ++i) kept(i) = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
     }
     flushed = true;
   }

@@ -186,6 +186,31 @@ def test_the_same_by_other_kernels(gpu, fields, many, one):
     assert not [*compared(*kernels("flash_wgmma", gpu, whole, ({**MANY, **many}, {**SPLIT, **one})), whole)]
 
 
+@pytest.mark.parametrize(
+    ("sms", "head_dim", "own"),
+    [
+        (5, 64, {"Q_IN_REGISTERS": True, "STORE": "tensor_map"}),
+        (3, 128, {"BLOCK_M": 64, "PING_PONG": False}),
+        (4, 96, {"BLOCK_M": 64, "PING_PONG": False, "Q_IN_REGISTERS": True, "PART_TILES": 1}),  # begins ahead
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+def test_blocks_that_share_parts_evenly_have_the_bits_of_one(sms, head_dim, own):
+    """A block goes on with the sum of another."""
+    card, family = GPUS["h100"].with_limits({"sm_count": sms}), registry.lookup("flash_wgmma")
+    whole = causal(dtype="bf16", lse=True, head_dim=head_dim, mask="full")
+    base = load_space("flash_wgmma", card).starting_configs()[0].params | family.recipe(whole, card) | MANY | own
+    answers = []
+    for genes in ({"SCHEDULE": "single", "STORE": "rows"}, {"SCHEDULE": "balanced"}):
+        config = KernelConfig("flash_wgmma", base | genes)
+        assert family.row_bits(whole, config) is not None
+        kernel = built(family, whole, config, card)
+        assert bool(kernel.workspace(whole)) == (genes["SCHEDULE"] == "balanced")
+        answers.append(computed(kernel, whole, **dict(zip("qkv", tensors_of(whole), strict=True))))
+    assert all(torch.equal(was, now) for was, now in zip(*answers, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "genes"),
@@ -311,7 +336,7 @@ def test_what_depends_on_others_is_refused():
     family, card = registry.lookup("flash_wgmma"), GPUS["h100"]
     problem = parse_shape("B=1,H=16,S=4096,D=64,batch_invariant=1")
     right = pick(problem, card).config
-    for change in ({"RESCALE": "lazy_5"}, {"BLOCK_N": 80}, {"SCHEDULE": "balanced"}, {"PART_TILES": 0}):
+    for change in ({"RESCALE": "lazy_5"}, {"BLOCK_N": 80}, {"PART_TILES": 0}):
         config = KernelConfig("flash_wgmma", {**right.params, **change})
         assert "batch_invariant" in str(family.why_impossible(problem, config, card))
     assert "PART_TILES" in str(family.why_impossible(problem.with_(batch_invariant=False), right, card))

@@ -168,7 +168,7 @@ class FlashWgmma(Family):
         which it sees no key leave it as it is (`softmax/wgmma_softmax.cuh`). Parts are added up in the same order by
         one block and by several; of one part nothing is added up."""
         genes = FlashWgmmaGenes.of(config)
-        shared = (genes.KEY_SPLIT > 1 and not genes.PART_TILES) or genes.SCHEDULE == "balanced"
+        shared = (genes.KEY_SPLIT > 1 or genes.SCHEDULE == "balanced") and not genes.PART_TILES
         if shared or problem.blocks or (genes.RESCALE == "lazy_after" and not problem.batch_invariant):
             return None
         one = {"PART_TILES": 0} if parts(problem, genes) == 1 else {}
@@ -417,8 +417,10 @@ def why_no_parts(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | Non
     """Parts of keys that do not go with the problem, or with the other genes."""
     if not problem.batch_invariant:
         return f"PART_TILES={genes.PART_TILES} takes time for the same bits in every batch, of batch_invariant=1."
-    if problem.blocks or genes.SCHEDULE == "balanced":
+    if problem.blocks or shares_sequences(problem, genes):
         return f"PART_TILES={genes.PART_TILES} needs tiles by the mask alone."
+    if genes.SCHEDULE == "balanced" and parts_in_global(problem, genes):
+        return "SCHEDULE=balanced of parts needs their sums in shared memory: a block goes on with those of another."
     if genes.KEY_SPLIT > 1 and genes.CAUSAL_SKIP:
         return f"CAUSAL_SKIP passes over tiles of one block: KEY_SPLIT={genes.KEY_SPLIT} parts have several."
     if genes.PARTS_MERGE == "cluster" and cluster_blocks(problem, genes) == 1:

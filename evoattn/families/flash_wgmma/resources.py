@@ -206,7 +206,8 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += TWO_HEADS_REGISTERS
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
-    return max(operands + others, _merge_registers(problem.head_dim_v) if genes.SCHEDULE == "balanced" else 0)
+    merges = genes.SCHEDULE == "balanced" and not genes.PART_TILES
+    return max(operands + others, _merge_registers(problem.head_dim_v) if merges else 0)
 
 
 def keeps_parts(genes: FlashWgmmaGenes) -> bool:
@@ -240,7 +241,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
         return False
     registers = moved_registers(genes, bool(problem.kv))[1] or registers_at_launch(genes)
     merging = _merge_registers(problem.head_dim_v) + genes.keys // 2 + AHEAD_MERGE_REGISTERS
-    if genes.SCHEDULE == "balanced" and merging > registers:
+    if genes.SCHEDULE == "balanced" and not genes.PART_TILES and merging > registers:
         return False
     wanted = AHEAD_ROWS_REGISTERS if genes.STORE == "rows" else 0
     if genes.RESCALE == "lazy_after":  # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
@@ -412,10 +413,9 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
-PART_WAIT, LEFT_WAIT = 500, 5000
-"""Clocks: of a part whose sum is added to that of those before; of one that a block leaves in global memory. On an H100
-three of the former took 20 % of 1,566 keys more with one warpgroup, and half a tile's time each with three (`D=64`). On
-an H200 blocks that leave parts took 3 µs more than without this, and 2.5 µs for each further part, at 17 problems."""
+PART_WAIT, LEFT_WAIT, FEW_LEFT_WAIT = 500, 5000, 1000
+"""Clocks: of a part whose sum is added to that of those before; of one that a block leaves in global memory; the same
+of few rows, with which first choices of 27 problems take 1.004 of the best of 4 to 9 timed on an H200 (2026-11-29)."""
 BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
 """Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
 a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
@@ -550,7 +550,7 @@ def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Ste
     merges = 2 * (results - 1) / split * groups * result_bytes(problem)  # all but one are written, and read
     merge_wait = MEMORY_WAIT if in_memory else CLUSTER_WAIT if split > 1 else 0
     if in_memory and genes.PART_TILES:
-        merge_wait += LEFT_WAIT * math.ceil(results / split)
+        merge_wait += (FEW_LEFT_WAIT if rows == FEW_ROWS else LEFT_WAIT) * math.ceil(results / split)
     return Step(
         instructions=rows * value_dim / WARP * (1.5 + 3 * added) + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * ELEMENT_BYTES + (0 if in_memory else merges),
