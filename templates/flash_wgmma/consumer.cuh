@@ -137,13 +137,13 @@ private:
     const KeyPages pages{given.table + batch * int64_t(given.table_pages), given.page_bits, given.kv_rows,
                          work.seqlen_k};
     key_scales.template load<PAGED>(scales.k, scales.v, pages, VARLEN ? 0 : batch, work.kv_head(work.tile),
-                                    VARLEN ? work.sequence.first_key : 0, first, lane);
+                                    VARLEN ? work.sequence.first_key : 0, first, thread);
   }
-  // Scales::BY_KEY: where the warp has those of a tile.
-  __device__ __forceinline__ float* scales_place() const {
-    return reinterpret_cast<float*>(smem + Smem::KEY_SCALES + thread / 32 * Smem::KEY_SCALES_BYTES +
-                                    warpgroup * 4 * Smem::KEY_SCALES_BYTES);
+  // Scales::BY_KEY: where the warpgroup has those of two tiles, and of that at hand.
+  __device__ __forceinline__ float* scale_places() const {
+    return reinterpret_cast<float*>(smem + Smem::KEY_SCALES + warpgroup * 2 * Smem::KEY_SCALES_BYTES);
   }
+  __device__ __forceinline__ const float* scales_at_hand() const { return key_scales.at_hand(scale_places()); }
   __device__ __forceinline__ void mask_listed() {
     const int row = lane_row(work.tile);
     const FirstPair first{work.tile.batch, work.rows.head(work.tile, row), row, listed_key + lane % 4 * 2};
@@ -160,9 +160,11 @@ private:
   // of a part of the keys behind which others are, so that most rows see the whole tile.
   template <bool FIRST, bool MASKED, bool OF_PART = false> __device__ __forceinline__ bool softmax(int stage) {
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
-    if constexpr (Scales::BY_KEY) key_scales.template change<true, !Terms::ANY>(s, scales_place(), lane);
+    if constexpr (Scales::BY_KEY)
+      key_scales.template change<true, !Terms::ANY>(s, scales_at_hand(), scale_of_scores(), lane);
     if constexpr (Terms::ANY) change_scores();
-    if constexpr (Scales::BY_KEY && Terms::ANY) key_scales.template change<false, true>(s, scales_place(), lane);
+    if constexpr (Scales::BY_KEY && Terms::ANY)
+      key_scales.template change<false, true>(s, scales_at_hand(), scale_of_scores(), lane);
     const float sums_before[2] = {state.sum[0], state.sum[1]};
     if constexpr (KeyList::LISTED) {
       if constexpr (FIRST || MASKED) mask_listed();
@@ -198,7 +200,7 @@ private:
     if constexpr (Scales::BY_KEY) {  // ALWAYS: all sums are multiplied by the factor
 #pragma unroll
       for (int row = 0; row < 2; ++row) state.sum[row] = FIRST ? sums_before[row] : sums_before[row] * factor[row];
-      key_scales.add(state.sum, s, scales_place(), lane);
+      key_scales.add(state.sum, s, scales_at_hand(), lane);
     }
     return rescale;
   }
@@ -259,7 +261,7 @@ private:
     if constexpr (Scales::BY_BLOCK) running.take(smem_address + Smem::TOLD + Smem::TOLD_BYTES * ring.stage, lane);
     if constexpr (KeyList::LISTED && (FIRST || MASKED || Terms::ANY)) look_up<FIRST || MASKED>();
     if constexpr (Scales::BY_KEY) {
-      key_scales.take(scales_place(), scale_of_scores(), lane);
+      key_scales.take(scale_places(), thread, [&] { meet(); });
       load_key_scales(scales, (key_tile - KEY_STEP) * BLOCK_N);
     }
     if constexpr (Terms::BIASED) load_bias(bias, work.terms, row_terms(0), row_terms(8));
@@ -341,12 +343,12 @@ private:
     mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
     return work.next(round);  // by all lanes, before lane 0 releases Q
   }
+  __device__ __forceinline__ void meet() const { named_barrier_sync<128>(O_TILE + warpgroup); }  // of the warpgroup
   // MAKES_ROWS: makes Q what is multiplied; returns the scale of the warp's rows.
   template <class Of> __device__ __forceinline__ float round_rows(Of& rows) const {
-    auto meet = [&] { named_barrier_sync<128>(O_TILE + warpgroup); };
     unsigned char* const tile = smem + (q_smem - smem_address);
     if constexpr (Operands::MAKES_ROWS && VARLEN && GROUP_ROWS) clear_others(tile);
-    if constexpr (Operands::MAKES_ROWS) return rows.round(tile, q_smem, thread, meet);
+    if constexpr (Operands::MAKES_ROWS) return rows.round(tile, q_smem, thread, [&] { meet(); });
     return 1.f;
   }
   // Rows that are read with the sequence's last ones, of the next sequence or of nobody, have no part in their scale.

@@ -39,9 +39,9 @@ struct SharedLayout {
   static constexpr int SUMS = RINGS_END;                               // [WARPGROUPS], before O
   // Results of the blocks of a cluster: [SLOTS][WARPGROUPS].
   static constexpr int PARTIALS = RINGS_END + WARPGROUPS * (O_CHUNKS * O_CHUNK_BYTES + SUM_BYTES);
-  static constexpr int KEY_SCALES = PARTIALS + SLOTS * SLOT_BYTES;  // [4 · WARPGROUPS] of warps
+  static constexpr int KEY_SCALES = PARTIALS + SLOTS * SLOT_BYTES;  // [WARPGROUPS][2]
   static constexpr int KEY_SCALES_BYTES = KEY_BYTES;
-  static constexpr int Q_FULL = KEY_SCALES + 4 * WARPGROUPS * KEY_SCALES_BYTES;                 // [WARPGROUPS] barriers
+  static constexpr int Q_FULL = KEY_SCALES + 2 * WARPGROUPS * KEY_SCALES_BYTES;                 // [WARPGROUPS] barriers
   static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                                       // [WARPGROUPS]
   static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                                       // [STAGES]
   static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                                           // [STAGES]

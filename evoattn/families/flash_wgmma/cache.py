@@ -56,13 +56,13 @@ def made(problem: AttentionProblem) -> int:
 
 
 def scale_registers(problem: AttentionProblem, keys: int) -> int:
-    """Of a consumer thread, for scales of keys: of those of the next tile that lanes load in turn, and at hand."""
-    return keys // 16 + 20 if problem.kv and problem.scales == PER_TOKEN else 0
+    """Of a consumer thread, for scales of keys: of its key of the next tile, and of keys at hand."""
+    return 16 if problem.kv and problem.scales == PER_TOKEN else 0
 
 
 def scale_bytes(problem: AttentionProblem, keys: int) -> int:
-    """Shared memory of a consumer warp for scales of keys: three numbers of each."""
-    return 3 * 4 * keys if problem.kv and problem.scales == PER_TOKEN else 0
+    """Shared memory of a consumer warpgroup for scales of keys: three numbers of each of two tiles."""
+    return 2 * 3 * 4 * keys if problem.kv and problem.scales == PER_TOKEN else 0
 
 
 def why_no_cache(problem: AttentionProblem) -> str | None:

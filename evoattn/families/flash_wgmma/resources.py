@@ -343,7 +343,7 @@ def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     q_bytes = multiplied_rows(genes) * ROW_BYTES * (chunks if o_row_bytes else max(chunks, value_chunks))
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     order = ORDERED_BATCHES if problem.seqused and genes.SCHEDULE == "claimed" else 0
-    scales = 4 * warpgroups(genes) * cache.scale_bytes(problem, genes.keys)
+    scales = warpgroups(genes) * cache.scale_bytes(problem, genes.keys)
     stages = genes.STAGES * cache.stage_bytes(problem, genes.keys)
     return q_bytes + stages + o_row_bytes * multiplied_rows(genes) + scales + barriers + (2 * tile_words + order) * 4
 
