@@ -12,7 +12,6 @@ constexpr float LEAST_DIVISOR = 7.5231638e-37f;  // 2^-120
 // Of a tile of keys, in shared memory of the warpgroup's own: scales of K, logarithms of V's, and their inverses. 1 of
 // keys that there are not. A thread has one key, which it loads a tile ahead.
 template <int KEYS> struct KeyScales {
-  static_assert(KEYS <= 128, "a thread for each key");
   static constexpr int BYTES = 3 * 4 * KEYS;
   float next_k, next_v;
   bool is_odd = false;  // the tile at hand: another may be read yet
@@ -21,6 +20,7 @@ template <int KEYS> struct KeyScales {
   template <bool PAGED>
   __device__ __forceinline__ void load(const HeadScales& keys, const HeadScales& values, const KeyPages& pages,
                                        int batch, int kv_head, int64_t first_row, int first, int thread) {
+    static_assert(KEYS <= 128, "a thread for each key");
     const int key = first + thread;
     next_k = next_v = 1.f;
     if (key < 0 || key >= pages.keys || thread >= KEYS) return;
