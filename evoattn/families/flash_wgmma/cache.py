@@ -57,7 +57,7 @@ def made(problem: AttentionProblem) -> int:
 
 def scale_registers(problem: AttentionProblem, keys: int) -> int:
     """Of a consumer thread, for scales of keys: of its key of the next tile, and of keys at hand."""
-    return 20 if problem.kv and problem.scales == PER_TOKEN else 0
+    return 26 if problem.kv and problem.scales == PER_TOKEN else 0
 
 
 def scale_bytes(problem: AttentionProblem, keys: int) -> int:
