@@ -175,7 +175,7 @@ class FlashWgmma(Family):
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
 
     def over_eight_bits(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> KernelConfig | None:
-        """With tiles as near as there is room for beside those that come."""
+        """With tiles as near as there is room for beside those that come; if there is none of fewer rows, and blocks."""
         genes = FlashWgmmaGenes.of(config)
         sizes = next(p.values for p in self.genes.parameters() if p.name == "BLOCK_N")
         own: dict[str, Value] = {"PRODUCER": "warpgroup"}
@@ -185,11 +185,15 @@ class FlashWgmma(Family):
             own["RESCALE"] = "lazy_8"
         if shares_sequences(problem, genes):  # blocks do not add up rows with scales
             own["SCHEDULE"] = "claimed"
-        for keys in sorted((int(size) for size in sizes if int(size) <= genes.BLOCK_N), reverse=True):
-            for stages in range(genes.STAGES, min(2, genes.STAGES) - 1, -1):
-                found = KernelConfig(self.name, config.params | own | {"BLOCK_N": keys, "STAGES": stages})
-                if not self.why_impossible(problem, found, gpu):
-                    return found
+        one_group: dict[str, Value] = {"BLOCK_M": WARPGROUP_ROWS, "PING_PONG": False, "CAUSAL_SKIP": False}
+        fewer_blocks = one_group | {"BLOCKS_PER_SM": max(1, genes.BLOCKS_PER_SM - 1)}
+        for rows in ({}, {"BLOCK_M": min(genes.BLOCK_M, 2 * WARPGROUP_ROWS)}, one_group, fewer_blocks):
+            for keys in sorted((int(size) for size in sizes if int(size) <= genes.BLOCK_N), reverse=True):
+                for stages in range(genes.STAGES, min(2, genes.STAGES) - 1, -1):
+                    params = config.params | own | rows | {"BLOCK_N": keys, "STAGES": stages}
+                    found = KernelConfig(self.name, params)
+                    if not self.why_impossible(problem, found, gpu):
+                        return found
         return None
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
