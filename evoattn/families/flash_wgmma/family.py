@@ -175,7 +175,7 @@ class FlashWgmma(Family):
         return tuple(one.get(name, genes.value(name)) for name in RECIPE)
 
     def over_eight_bits(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> KernelConfig | None:
-        """With tiles as near as there is room for beside those that come; if there is none of fewer rows, and blocks."""
+        """With tiles as near as there is room for beside those that come; else of fewer rows, or in fewer blocks."""
         genes = FlashWgmmaGenes.of(config)
         sizes = next(p.values for p in self.genes.parameters() if p.name == "BLOCK_N")
         own: dict[str, Value] = {"PRODUCER": "warpgroup"}
