@@ -103,6 +103,7 @@ private:
     score_tile();
     if constexpr (!DV_LAST) multiply_dv();
     score_gradients();
+    if constexpr (WHOLE_HEADS) load_own_sums();
     gradients_to_shared();
     if constexpr (DQ) multiply_dq();
     multiply_dk();
@@ -484,9 +485,48 @@ private:
             pack2<Element>(low * rows.softmax_scale, high * rows.softmax_scale);
     }
   }
+  // WHOLE_HEADS: the sums of the tile of dQ at hand, of which a thread has the same numbers for each tile of keys: so
+  // it stores those of the first, adds, and behind the last one has them back.
+  __device__ __forceinline__ float* own_sums() const {
+    const int64_t head = int64_t(blockIdx.x) * group + walk.head - block.kv_head * group;
+    return dq_sums_gmem + (head * terms.tiles + walk.tile) * Sums::FLOATS + warpgroup * Sums::TILE_FLOATS +
+           warp * Sums::WARP_FLOATS + lane * 4;
+  }
+  // Whether no tile of keys behind this one sees the tile of queries at hand.
+  __device__ __forceinline__ bool is_last() const {
+    const int next = block.first_key + BLOCK_N;
+    return next >= mask.seqlen_k || mask.first_query(next) / BLOCK_M > walk.tile;
+  }
+  // Begins to load them, if they are wanted, to where scores were.
+  __device__ __forceinline__ void load_own_sums() {
+    if (block.key_tile == 0 || !is_last()) return;
+    const float* sums = own_sums();
+#pragma unroll
+    for (int i = 0; i < DQ_COLUMNS / 2; i += 4) {
+      const float4 four = load_relaxed(sums + i * 32);
+      s[i] = four.x, s[i + 1] = four.y, s[i + 2] = four.z, s[i + 3] = four.w;
+    }
+  }
+  __device__ __forceinline__ void sum_own_dq() {
+    if (is_last()) {
+#pragma unroll
+      for (int i = 0; i < DQ_COLUMNS / 2; ++i) dq[i] += block.key_tile > 0 ? s[i] : 0.f;
+      return write_dq();
+    }
+    float* sums = own_sums();
+    if (block.key_tile > 0) {
+#pragma unroll
+      for (int i = 0; i < DQ_COLUMNS / 2; i += 4) red_add_v4(sums + i * 32, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < DQ_COLUMNS / 2; i += 4)
+        *reinterpret_cast<float4*>(sums + i * 32) = make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+    }
+  }
   // This warp's part of dQ to its sums (`query_sums.cuh`).
   __device__ __forceinline__ void add_dq() {
     if (alone()) return write_dq();
+    if constexpr (WHOLE_HEADS) return sum_own_dq();
     const int64_t tile = terms.tile(work, walk.head, walk.tile);
     float *of_tile = dq_sums_gmem + tile * Sums::FLOATS, *share_sums = of_tile + share_of_dq(warpgroup, warp);
     float* sums = of_tile + (block.first_part() + warpgroup) * Sums::TILE_FLOATS + warp * Sums::WARP_FLOATS;

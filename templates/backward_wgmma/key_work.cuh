@@ -30,6 +30,10 @@ struct KeyWorks {
   int number;  // of `BlockPlace`
   int blocks;  // CLAIMED: all that there are
 
+  // WHOLE_HEADS: tiles of keys that are claimed together, of a head.
+  __device__ __forceinline__ int at_once() const { return WHOLE_HEADS ? (seqlen_k + BLOCK_N - 1) / BLOCK_N : 1; }
+  // What a block begins with.
+  __device__ __forceinline__ int first() const { return blockIdx.x * at_once(); }
   __device__ __forceinline__ KeyWork at(int of) const {
     Sequence sequence{0, seqlen_q, 0, seqlen_k};
     const BlockPlace place(seqlen_k, kv_heads, number, of, blocks);

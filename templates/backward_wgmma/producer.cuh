@@ -81,11 +81,11 @@ private:
     RingPosition<Q_STAGES> q;
     RingPosition<DO_STAGES> d;
     if constexpr (CLAIMED) {
-      int number = blockIdx.x;
+      int number = works.first();
       for (uint32_t parity = 0, round = 0;; parity ^= 1, ++round) {
         while (VARLEN && number < works.blocks && !work.any) {
           if (round == 0) grid_dependency_wait();
-          number = claim();
+          number = claim(number);
         }
         const bool any = number < works.blocks;
         QueryWalk walk(work.block, group);
@@ -104,7 +104,7 @@ private:
           load_queries(smem_address, walk, q, d);
           q.advance(), d.advance();
         }
-        number = claim();
+        number = claim(number);
       }
     } else {
       if (issues()) load_keys(smem_address);
@@ -116,8 +116,10 @@ private:
     }
   }
   // The number of the next tile of keys, which is at hand then if there is one.
-  __device__ __forceinline__ int claim() const {
-    const int number = blocks_read_again() + int(count_one(progress_gmem));
+  __device__ __forceinline__ int claim(int last) const {
+    const int at_once = works.at_once();
+    int number = last + 1;
+    if (number % at_once == 0) number = (blocks_read_again() + int(count_one(progress_gmem))) * at_once;
     if (number < works.blocks) work = works.at(number);
     return number;
   }

@@ -44,7 +44,8 @@ struct QueryRows {
       Deltas::write_none(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, thread);
       return;
     }
-    if (!FIRST_STORES || (SOME_SEE_NONE && !is_seen(tile, Mask(seqlen_q, seqlen_k, window), seqlen_k)))
+    if (!WHOLE_HEADS &&
+        (!FIRST_STORES || (SOME_SEE_NONE && !is_seen(tile, Mask(seqlen_q, seqlen_k, window), seqlen_k))))
       Sums::clear<HEAD_DIM>(dq_sums_gmem + place * Sums::FLOATS, seqlen_q - tile * BLOCK_M, thread, THREADS);
     Deltas::write(log_sums_gmem + place * BLOCK_M, deltas_gmem + place * BLOCK_M, o_gmem + o.first(batch, head, row),
                   o.row, do_gmem + d.first(batch, head, row), d.row, lse_gmem + sum,

@@ -53,6 +53,21 @@ ALONE = [
     ({}, "B=1 H=2 S=100 D=128", (("    named_barrier_sync<128 * WARPGROUPS>(SCORES);  // they are there\n", ""),)),
 ]
 """One launch, and faults of it."""
+WHOLE = CLAIMED | {"LAUNCHES": "two", "BLOCK_ORDER": "keys", "ORDER": "dv_last", "TERMS_EARLY": False}
+HEADS = [
+    ({}, "B=2 H=3 S=200 D=64 mask=causal lse=1 deterministic=1", ()),
+    ({"BLOCK_M": 128}, "B=1 H=5 Sq=130 Sk=300 D=64 softcap=20", ()),
+    (ODD | {"DS_PLACE": "shared"}, "B=1 H=8 Hkv=4 Sq=150 Sk=200 D=96 mask=causal_lower_right", ()),
+    ({"BLOCK_M": 64, "DQ_ROWS": "queries"}, "B=1 H=7 S=150 D=48 layout=bshd alibi=1", ()),
+    ({}, "B=1 H=4 S=300 D=64", (("s[i + 3] = four.w;", "s[i + 3] = four.z;"),)),
+    ({}, "B=1 H=4 S=200 D=64", (("next >= mask.seqlen_k || ", ""),)),
+    ({}, "B=1 H=4 S=200 D=64 mask=causal", ((" || mask.first_query(next) / BLOCK_M > walk.tile", ""),)),
+    ({}, "B=1 H=4 S=200 D=64", (("if (number % at_once == 0)", ""),)),
+    ({}, "B=1 H=4 S=200 D=64", (("int64_t(blockIdx.x) * group + walk.head", "walk.head"),)),
+    ({}, "B=1 H=4 Hkv=2 S=200 D=64", ((" + walk.head - block.kv_head * group;", ";"),)),
+    ({}, "B=1 H=4 S=300 D=64", (("if (block.key_tile > 0) {", "if (true) {"),)),
+]
+"""Blocks that have all tiles of keys of a head, one after another, and faults of them."""
 WAITS = [
     "while (acquire(added_to(walk)) < (IN_ORDER ? turn : STORED)) {}",
     "mbarrier_wait(smem_address + Smem::K_EMPTY, parity ^ 1);",
@@ -271,6 +286,40 @@ def test_three_launches_where_one_block_has_not_all_keys_or_queries_see_none():
         problem = parse_shape(f"B=1 D=128 op=backward {text}" + " H=4" * ("H=" not in text))
         assert len(FAMILY.launches(problem, config, H100)) == 3
         assert "three" in (FAMILY.why_invalid(problem, config, H100) or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params, text, edits", HEADS)
+@pytest.mark.sampled(2, edits=True)
+def test_blocks_that_claim_heads_have_sums_of_their_own_and_make_rows_of_queries(params, text, edits):
+    config = type(START)(START.family, START.params | WHOLE | params)
+    assert len(FAMILY.launches(parse_shape(f"op=backward {text}"), config, FEW)) == 2
+    assert judged_once(WHOLE | params, text, *edits, repeat=True, gpu=FEW).passed != bool(edits)
+
+
+def test_blocks_that_claim_heads_take_as_much_memory_as_they_are():
+    """And none of queries that see no key, whose dQ they would not write."""
+    config = type(START)(START.family, START.params | WHOLE)
+    for heads, blocks in ((2, 2), (100, 3)):
+        problem = parse_shape(f"B=1 H={heads} S=1024 D=64 op=backward")
+        assert FAMILY.workspace(problem, config, FEW)["dq_sums"] == blocks * 1024 * 64 * 4
+    for text, reason in (
+        ("S=200", ""),
+        ("Sq=300 Sk=200", ""),
+        ("Sq=300 Sk=200 mask=causal_lower_right", "before the first key"),
+        ("S=200 window=9:9", "windows"),
+        ("S=200 bias=hs grads=bias", "gradients"),
+    ):
+        why = FAMILY.why_impossible(parse_shape(f"B=1 H=2 D=64 op=backward {text}"), config, H100)
+        assert reason in why if reason else why is None
+    for gene in (
+        {"DQ_SUM": "warp"},
+        {"SCHEDULE": "single"},
+        {"BLOCK_N": 64, "DIM_GROUPS": 2, "P_PLACE": "shared", "DS_PLACE": "shared"},
+    ):
+        other = type(START)(START.family, config.params | gene)
+        problem = parse_shape("B=1 H=2 S=200 D=128 op=backward")
+        assert "LAUNCHES=two" in (FAMILY.why_impossible(problem, other, H100) or ""), gene
 
 
 @pytest.mark.slow

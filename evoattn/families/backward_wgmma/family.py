@@ -17,8 +17,10 @@ from evoattn.families.backward_wgmma.resources import (
     is_alone,
     key_blocks,
     lacks_room,
+    may_see_none,
     moved_registers,
     pair,
+    places,
     producer_warps,
     registers_at_launch,
     registers_needed,
@@ -164,8 +166,9 @@ class BackwardWgmma(Backward):
             "CLAIM_PARAMETERS": ", int claim_count" * claimed,
             "CLAIM_COUNT": "claim_count" if claimed else "0",
             "ONE_LAUNCH": genes.LAUNCHES == "one",
-            "ROW_PARAMETERS": ROW_PARAMETERS * (genes.LAUNCHES == "one"),
-            "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES == "one"),
+            "WHOLE_HEADS": genes.LAUNCHES == "two",
+            "ROW_PARAMETERS": ROW_PARAMETERS * (genes.LAUNCHES != "three"),
+            "ROW_ARGUMENTS": ROW_ARGUMENTS * (genes.LAUNCHES != "three"),
             "BY_PRODUCTS": genes.GROUP_SHARE == "products",
             "DKV_BY_DIMS": genes.DKV_ROWS == "dims",
             "PAIRED": genes.PAIR,
@@ -236,6 +239,8 @@ class BackwardWgmma(Backward):
         count = math.prod(grid)
         if claimed:
             grid = (min(count, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1)
+        if genes.LAUNCHES == "two":
+            grid = (places(problem, genes, gpu.sm_count), 1, 1)
         together = 1  # by a block list, and where they may not all run at once, blocks wait for earlier ones alone
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
             together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks
@@ -276,7 +281,7 @@ class BackwardWgmma(Backward):
             *((bias_map(problem, m),) if problem.bias else ()),
             *((tile_map(problem, "k", n, by_chunks=True),) if genes.PAIR else ()),
             *_ints(*(count,) * claimed),
-            *row_arguments(problem) * (genes.LAUNCHES == "one"),
+            *row_arguments(problem) * (genes.LAUNCHES != "three"),
         )
         rows: tuple[KernelArg, ...] = (
             *(dq_sums, Buffer("dq")),
@@ -295,6 +300,8 @@ class BackwardWgmma(Backward):
         row_grid = (problem.heads, batch)
         if alone:
             return (KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem, main),)
+        last_grid = (tiles * ROW_PARTS + sinks + sum_slots, *row_grid)
+        last = KernelLaunch("backward_wgmma_rows", last_grid, row_block, 0, rows, overlaps=True)
         return (
             *packs,
             KernelLaunch(
@@ -315,14 +322,7 @@ class BackwardWgmma(Backward):
                 overlaps=True,
                 together=together,
             ),
-            KernelLaunch(
-                "backward_wgmma_rows",
-                (tiles * ROW_PARTS + sinks + sum_slots, *row_grid),
-                row_block,
-                0,
-                rows,
-                overlaps=True,
-            ),
+            *(last,) * (genes.LAUNCHES != "two"),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
@@ -330,7 +330,8 @@ class BackwardWgmma(Backward):
 
     def unordered(self, problem: AttentionProblem, config: KernelConfig) -> tuple[str, ...]:
         genes = BackwardWgmmaGenes.of(config)
-        any_order = key_blocks(problem, genes) > 1 and not adds_in_order(problem, genes)
+        alone = key_blocks(problem, genes) == 1 or genes.LAUNCHES == "two"
+        any_order = not alone and not adds_in_order(problem, genes)
         return (*(("dq",) if any_order else ()), *(("dbias",) if shares_bias(problem) else ()))
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
@@ -402,6 +403,7 @@ def why_useless(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | N
         )
     return (
         (why_not_one_launch(problem, genes) if genes.LAUNCHES == "one" else None)
+        or (why_not_two_launches(problem, genes) if genes.LAUNCHES == "two" else None)
         or (why_not_paired(problem, genes) if genes.PAIR else None)
         or (why_not_turned(problem, genes) if genes.DKV_ROWS == "dims" else why_not_whole_groups(genes))
         or (why_not_by_products(problem, genes) if genes.GROUP_SHARE == "products" else None)
@@ -454,7 +456,7 @@ def why_not_paired(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str 
         return "PAIR takes no packed sequences or block lists, and adds in any order."
     if key_blocks(problem, genes) == 1:
         return f"PAIR needs more than BLOCK_N={genes.BLOCK_N} keys."
-    if genes.DQ_BEGIN != "cleared" or genes.ROTATE or genes.LAUNCHES == "one" or genes.QUERY_SPLIT > 1:
+    if genes.DQ_BEGIN != "cleared" or genes.ROTATE or genes.LAUNCHES != "three" or genes.QUERY_SPLIT > 1:
         return "PAIR needs DQ_BEGIN=cleared ROTATE=false LAUNCHES=three QUERY_SPLIT=1."
     return None
 
@@ -467,6 +469,27 @@ def why_not_one_launch(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> 
         return "LAUNCHES=one needs QUERY_SPLIT=1 and SCHEDULE=single: a block for all queries of a tile of keys."
     if problem.varlen or problem.blocks or problem.grads:
         return "LAUNCHES=one takes no packed sequences or block lists, and no gradients of biases or sinks."
+    return None
+
+
+def why_not_two_launches(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> str | None:
+    """LAUNCHES=two where a block does not claim all keys of a head in order, or its threads have other parts of dQ."""
+    if genes.DQ_SUM == "warp" or genes.DQ_ROWS == "one" or dq_share(problem, genes):
+        return "LAUNCHES=two needs dQ in registers, DQ_SUM=registers, and a part of it for each warpgroup (DQ_ROWS)."
+    if warpgroups(genes) == 1:
+        return "LAUNCHES=two needs several warpgroups (BLOCK_N, DIM_GROUPS): of one most products wait in turn."
+    if genes.SCHEDULE != "claimed" or genes.BLOCK_ORDER != "keys" or genes.QUERY_SPLIT > 1 or genes.ROTATE:
+        return "LAUNCHES=two needs SCHEDULE=claimed BLOCK_ORDER=keys QUERY_SPLIT=1 ROTATE=false: a block claims heads."
+    if dq_columns(problem, genes) > genes.BLOCK_M // dim_shares(genes):
+        return (
+            f"LAUNCHES=two BLOCK_M={genes.BLOCK_M} DIM_GROUPS={genes.DIM_GROUPS} leave scores fewer registers than dQ, "
+            f"whose sums come there."
+        )
+    if problem.varlen or problem.grads or may_see_none(problem):
+        return (
+            "LAUNCHES=two takes no packed sequences, windows, or queries before the first key, and no gradients of "
+            "biases or sinks."
+        )
     return None
 
 
@@ -495,7 +518,8 @@ def why_not_whole_lists(problem: AttentionProblem, genes: BackwardWgmmaGenes) ->
         return f"QUERY_SPLIT={genes.QUERY_SPLIT} ROTATE: blocks that add to dQ in order would wait for one another."
     if in_order and genes.BLOCK_ORDER == "sections":
         return f"BLOCK_ORDER={genes.BLOCK_ORDER} is of blocks that add in any order; deterministic=1 asks for others."
-    if problem.deterministic and not in_order and key_blocks(problem, genes) > 1:
+    alone = key_blocks(problem, genes) == 1 or genes.LAUNCHES == "two"
+    if problem.deterministic and not in_order and not alone:
         return "DQ_SUM=registers adds to dQ in any order; deterministic=1 asks for DQ_SUM=warp."
     return why_not_listed(problem, genes.BLOCK_M, genes.BLOCK_N)
 

@@ -73,9 +73,9 @@ class BackwardWgmmaGenes(Genes):
         "while it still works on the last one",
         default="single",
     )
-    LAUNCHES: Literal["three", "one"] = gene(
-        "terms of the queries, gradients, and rows of dQ have a launch each, or a block that has all keys of a head "
-        "makes them all",
+    LAUNCHES: Literal["three", "one", "two"] = gene(
+        "terms of the queries, gradients, and rows of dQ have a launch each; or a block that has all keys of a head "
+        "makes them all (one), or goes through tiles of all of them and makes rows of dQ behind the last one (two)",
         default="three",
     )
     DQ_WHEN: Literal["all_there", "own_first"] = gene(
@@ -128,6 +128,9 @@ first, which a fit had chosen, took 1.37 times as long as FlashAttention 4 at `D
 terms take 0.93 to 0.99 of the time (eight pairs)."""
 
 
+OWN_SUMS_REGISTERS = 20
+"""Of places of sums of dQ and of its rows, LAUNCHES=two. Of some 90 configs of two warpgroups compiled by ptxas 13.0
+products wait in turn (C7512) in 12, none of which fits with it."""
 LEAST_COLUMNS = 8
 """Of a product by wgmma."""
 SPARE_REGISTERS = {"registers": 8, "shared": 24}
@@ -245,7 +248,7 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
         p = scores // 2 * (genes.P_PLACE == "registers")
         alive = max(2 * scores + p, rounded + dq)
         one_stage = (genes.DQ_ROWS, genes.DS_PLACE, genes.DS_STAGES) == ("dims", "registers", 1)
-        late = one_stage if genes.LAUNCHES == "three" else not genes.TERMS_EARLY
+        late = one_stage if genes.LAUNCHES != "one" else not genes.TERMS_EARLY
         kept += LATE_REGISTERS * (late and genes.PRODUCER == "warpgroup")
     elif by_dims:
         alive = max(scores, dq)
@@ -253,6 +256,8 @@ def registers_needed(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> in
         alive = max(2 * scores, dq) + scores // 2
     else:
         alive = scores + max(scores, dq) + rounded
+    if genes.LAUNCHES == "two":  # dQ beside its sums
+        alive = max(alive + OWN_SUMS_REGISTERS * (genes.ORDER == "in_turn"), rounded + 2 * dq + OWN_SUMS_REGISTERS)
     return kept + alive + FIXED_REGISTERS[genes.ORDER]
 
 
@@ -269,6 +274,7 @@ def v_steps(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> int:
     have = registers_of(problem, genes)
     left = have - registers_needed(problem, genes) - SPARE_REGISTERS[genes.P_PLACE]
     few = genes.GROUP_SHARE == "dims" and genes.BLOCK_M <= GROUP_KEYS
+    few = few and (genes.LAUNCHES != "two" or problem.head_dim <= CHUNK_COLUMNS)
     steps, room = math.ceil(problem.head_dim_v / 16), max(0, left // 4)
     some = room * (genes.ORDER == "dv_last" and genes.PRODUCER == "warpgroup" and problem.head_dim <= MOST_IN_PART)
     return (steps if steps <= room else some) * few
@@ -310,12 +316,21 @@ def is_alone(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
     """Whether the main launch is the only one, LAUNCHES=one: a block has all keys of its head and room for the terms of
     the queries, and each tile of queries sees some key. One block for all heads of a group took 1.4 to 4 times as long
     as blocks that share them, on an H100."""
-    lower_right = problem.causal and problem.masking.ends_lower_right
-    unseen = problem.window or (lower_right and problem.seqlen_q > problem.seqlen_k)
-    if genes.LAUNCHES == "three" or problem.grads or unseen:
+    if genes.LAUNCHES != "one" or problem.grads or may_see_none(problem):
         return False
     queries = row_blocks(problem, genes.BLOCK_M) * genes.BLOCK_M
     return key_blocks(problem, genes) == problem.group_size == 1 and queries <= TERM_QUERIES
+
+
+def may_see_none(problem: AttentionProblem) -> bool:
+    """Whether queries may see no key, whose dQ no block with keys would write."""
+    lower_right = problem.causal and problem.masking.ends_lower_right
+    return bool(problem.window) or (lower_right and problem.seqlen_q > problem.seqlen_k)
+
+
+def places(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+    """Blocks with LAUNCHES=two, each with sums of dQ of a head's rows, or of those of the heads of its group."""
+    return min(units(problem), sms * genes.BLOCKS_PER_SM)
 
 
 def adds_in_order(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> bool:
@@ -423,6 +438,8 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
         return {}
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * dq_width(problem, genes)}
+    if genes.LAUNCHES == "two":
+        found["dq_sums"] = found["dq_sums"] // units(problem) * places(problem, genes, sms)
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)

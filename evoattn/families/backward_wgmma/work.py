@@ -23,6 +23,7 @@ from evoattn.families.backward_wgmma.resources import (
     registers_at_launch,
     registers_needed,
     registers_of,
+    scratch,
     section_heads,
     smem_bytes,
     threads,
@@ -33,7 +34,7 @@ from evoattn.families.backward_wgmma.resources import (
 )
 from evoattn.families.residency import WARP
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS
-from evoattn.families.work import LAST_PARTS, LaunchWork, Step, bias_bytes, tensor_bytes, up_to, variant_step
+from evoattn.families.work import LAST_PARTS, LaunchWork, Step, bias_bytes, tensor_bytes, together, up_to, variant_step
 from evoattn.model.backward import parse_grads
 from evoattn.model.problem import AttentionProblem
 
@@ -57,7 +58,7 @@ launches for rows. Estimates: nothing was fitted yet."""
 
 
 def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
-    """The terms of the queries, the main launch, the rows of dQ; or the main launch alone."""
+    """The terms of the queries, the main launch, the rows of dQ; or fewer (LAUNCHES)."""
     mean, most, count = key_steps(problem, genes.BLOCK_M, genes.BLOCK_N)  # of one head
     groups, queries, keys = warpgroups(genes), genes.BLOCK_M, genes.BLOCK_N
     width, value_width = up_to(problem.head_dim, 16), up_to(problem.head_dim_v, 16)
@@ -129,16 +130,42 @@ def launch_work(problem: AttentionProblem, genes: BackwardWgmmaGenes, registers:
         schedule=genes.SCHEDULE if most > mean else "single",  # of equal tiles whole rounds are claimed
         genes=_numbers(problem, genes),
     )
+    if genes.LAUNCHES == "two":
+        return _rows(problem, genes, "terms"), _of_heads(problem, genes, main, count)
     if is_alone(problem, genes):
         return (replace(main, overlaps=False, read_bytes=tensor_bytes(problem, "q", "k", "v", "o", "o")),)
     return _rows(problem, genes, "terms"), main, _rows(problem, genes, "rows")
+
+
+def _of_heads(problem: AttentionProblem, genes: BackwardWgmmaGenes, main: LaunchWork, tiles: int) -> LaunchWork:
+    """The main launch where a block has all `tiles` tiles of keys of a head, and makes rows of dQ: of a tile of queries
+    the first sum is stored, the last one only read."""
+    rows = query_tiles(problem, genes) / units(problem)
+    visits = max(1.0, main.steps * tiles / rows)
+    sums = 2.0 * _sum_bytes(problem, genes)
+    step = replace(main.step, loaded_bytes=main.step.loaded_bytes - sums / visits)
+    ends = together(main.ends, times=float(tiles))
+    ends = replace(ends, loaded_bytes=ends.loaded_bytes + tensor_bytes(problem, "q") / units(problem))
+    return replace(
+        main,
+        blocks=units(problem),
+        step=step,
+        steps=main.steps * tiles,
+        most_steps=main.steps * tiles,
+        ends=ends,
+        write_bytes=main.write_bytes + tensor_bytes(problem, "q"),
+        sweepers=1.0,
+        visits=1.0,
+        heads_in_turn=1.0,
+        schedule="single",
+    )
 
 
 def _rows(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str) -> LaunchWork:
     """The launch that makes terms of the queries and clears the sums, or that makes rows of dQ out of these."""
     tiles = query_tiles(problem, genes)
     sums, moved = _sum_bytes(problem, genes), _row_bytes(problem, genes, which)
-    if which == "terms" and genes.DQ_BEGIN == "stored":
+    if which == "terms" and (genes.DQ_BEGIN == "stored" or genes.LAUNCHES == "two"):
         sums, moved = 0.0, moved - sums
     reads = moved - sums if which == "terms" else sums
     of_keys = _key_sums(problem, genes) if which == "rows" else 0
@@ -179,6 +206,13 @@ def _row_bytes(problem: AttentionProblem, genes: BackwardWgmmaGenes, which: str)
     return tensors + _sum_bytes(problem, genes)
 
 
+def _log_own_sums(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> float:
+    """LAUNCHES=two: log2 of the MiB of sums of dQ that all blocks have at once, which L2 holds or not; else 0."""
+    if genes.LAUNCHES != "two":
+        return 0.0
+    return math.log2(1 + scratch(problem, genes, SMS_MEASURED)["dq_sums"] / 2**20)
+
+
 def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, float]:
     """What else may matter: `LaunchWork.genes`."""
     return {
@@ -205,6 +239,7 @@ def _numbers(problem: AttentionProblem, genes: BackwardWgmmaGenes) -> dict[str, 
         "terms early": genes.TERMS_EARLY,
         "rotated": genes.ROTATE,
         "claimed": genes.SCHEDULE == "claimed",
+        "log own sums": _log_own_sums(problem, genes),
         "own keys first": genes.DQ_WHEN == "own_first",
         "consumer registers": moved_registers(problem, genes)[1] or registers_at_launch(genes),
     }
