@@ -17,7 +17,7 @@ from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.arguments import WATCHED, Causal, Score, has_autocast, is_ordinary
-from evoattn.ops.attention import run
+from evoattn.ops.attention import run, sinks_apart
 from evoattn.ops.attention_fp8 import words_in_eight_bits
 from evoattn.ops.call import DROPOUT, DROPOUT_ALONE, GRADIENTS, NO_TENSOR, Call, strided
 from evoattn.ops.choice import Choice, Picker, Refusal
@@ -99,6 +99,7 @@ def explain(
     if has_autocast(kind := query.device.type):
         call = call.autocast(kind)
     call.require()
+    call = sinks_apart(call) or call
     found = WATCHED if watched else _found(call)
     eight, of_sdpa = ("", of_sdpa) if watched or not PROMISE.fp8 else _of_eight_bits(call, of_sdpa)
     if eight:
