@@ -15,7 +15,9 @@ from evoattn.ops.arguments import (
     Causal,
     Score,
     aligned_mask_of,
+    autocast_dtype,
     cap_of,
+    has_autocast,
     is_ordinary,
     mask_of,
     needs_copy,
@@ -432,12 +434,15 @@ def attend(call: Call) -> Answer:
 
 
 def sinks_apart(call: Call) -> Call | None:
-    """The call without its sinks, where these are float32 beside a query of 16 bits: kernels would round them to that,
-    and a sink of 20 in bfloat16 is up to 6 % off in its weight. None for others."""
+    """The call without its sinks, where these are float32 beside a query of 16 bits, autocast's too: kernels would
+    round them to that, and a sink of 20 in bfloat16 is up to 6 % off in its weight. None for others."""
     sinks = call.term(SINKS)
     if not isinstance(sinks, Tensor) or sinks.dtype != torch.float32:
         return None
-    if not isinstance(call.query, Tensor) or call.query.dtype not in KV_QUERIES:
+    if not isinstance(query := call.query, Tensor):
+        return None
+    kind = query.device.type
+    if (autocast_dtype(kind, query) if has_autocast(kind) else query.dtype) not in KV_QUERIES:
         return None
     terms = tuple(None if which == SINKS else term for which, term in enumerate(call.terms))
     terms = () if all(term is None for term in terms) else terms

@@ -98,6 +98,15 @@ def test_pages(tmp_path):
         assert near(mixed[0][starts[b] : starts[b + 1]].transpose(0, 1)[None], exact)
 
 
+def test_autocast_does_not_round_them(device):
+    """As it does not where scores and sinks are joined, which promotes."""
+    q, k, v = drawn(1, HEADS, KEYS, DIM), drawn(1, 2, KEYS, DIM), drawn(1, 2, KEYS, DIM)
+    exact, _ = Formula(sinks=SINKS.double()).of(q.double(), k.double(), v.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = evoattn.attention(q.float(), k.float(), v.float(), sinks=SINKS, enable_gqa=True)
+    assert out.dtype == torch.bfloat16 and near(out, exact)
+
+
 @pytest.mark.slow
 def test_compiled_code(device):
     q, k, v = drawn(1, HEADS, KEYS, DIM), drawn(1, 2, KEYS, DIM), drawn(1, 2, KEYS, DIM)
