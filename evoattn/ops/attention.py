@@ -451,7 +451,8 @@ def sinks_apart(call: Call) -> Call | None:
 
 def _with_sinks(call: Call, others: Call) -> Answer:
     """The answer to a call by that of `sinks_apart`: a sink takes its part of each row's sum."""
-    call.require()
+    kind = call.query.device.type
+    (call.autocast(kind) if has_autocast(kind) else call).require()
     if call.out is not None:
         require_out(call.out, call.query, call.value)
     output, lse = attend(others)

@@ -96,10 +96,11 @@ def explain(
         of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as `sdpa_kernel` or a flag chooses its backends"
     call.require_terms()
     watched = not is_ordinary(query, key, value)
+    others = sinks_apart(call)  # before autocast makes 16 bits of them
     if has_autocast(kind := query.device.type):
-        call = call.autocast(kind)
+        call, others = call.autocast(kind), others and others.autocast(kind)
     call.require()
-    call = sinks_apart(call) or call
+    call = others or call
     found = WATCHED if watched else _found(call)
     eight, of_sdpa = ("", of_sdpa) if watched or not PROMISE.fp8 else _of_eight_bits(call, of_sdpa)
     if eight:

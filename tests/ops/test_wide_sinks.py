@@ -107,6 +107,17 @@ def test_autocast_does_not_round_them(device):
     assert out.dtype == torch.bfloat16 and near(out, exact)
 
 
+def test_under_autocast_a_bias_may_have_its_dtype_and_explain_says_what_runs(device):
+    q, bias = drawn(1, HEADS, KEYS, DIM).float(), drawn(HEADS, KEYS, KEYS)
+    exact, _ = Formula(sinks=SINKS.double(), change=[lambda s, *_: s + bias.double()]).of(
+        q.double(), q.double(), q.double()
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        assert near(evoattn.attention(q, q, q, bias=bias, sinks=SINKS), exact)
+        said = evoattn.explain(q, q, q, sinks=SINKS)
+        assert said == evoattn.explain(q, q, q, return_lse=True)
+
+
 @pytest.mark.slow
 def test_compiled_code(device):
     q, k, v = drawn(1, HEADS, KEYS, DIM), drawn(1, 2, KEYS, DIM), drawn(1, 2, KEYS, DIM)
