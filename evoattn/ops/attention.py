@@ -450,7 +450,8 @@ def sinks_apart(call: Call) -> Call | None:
 
 
 def _with_sinks(call: Call, others: Call) -> Answer:
-    """The answer to a call by that of `sinks_apart`: a sink takes its part of each row's sum."""
+    """The answer to a call by that of `sinks_apart`: a sink takes its part of each row's sum. In four launches, five
+    with the log-sum-exp; a dozen where gradients are wanted, in which infinities are kept apart."""
     kind = call.query.device.type
     (call.autocast(kind) if has_autocast(kind) else call).require()
     if call.out is not None:
@@ -458,6 +459,11 @@ def _with_sinks(call: Call, others: Call) -> Answer:
     output, lse = attend(others)
     sinks = call.terms[SINKS]
     assert sinks is not None and isinstance(lse, Tensor)
+    if not (_is_compiling() or call.wants_gradients) and is_ordinary(output, lse, sinks):
+        share = torch.sigmoid(lse - sinks[:, None]).nan_to_num_(0)  # NaN: no key, and no sink
+        output.mul_(share[..., None])
+        output = output if call.out is None else call.out.copy_(output)
+        return (output, torch.logaddexp(lse, sinks[:, None])) if call.return_lse else output
     least, unseen, none = torch.finfo(torch.float32).min, torch.isneginf(lse), torch.isneginf(sinks[:, None])
     sums, own = lse.masked_fill(unseen, least), sinks[:, None].masked_fill(none, least)  # of two infinities: NaN
     share = torch.sigmoid(sums - own).masked_fill(unseen, 0)
