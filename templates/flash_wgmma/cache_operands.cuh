@@ -22,6 +22,7 @@ enum class Queries { FP16, HALVED, SPLIT };  // as they are; fp16 (`HalfRows`); 
 template <class KvElement, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, Queries QUERIES>
 struct CacheOperands : SixteenBitOperands<Fp16, HEAD_DIM, VALUE_DIM, BLOCK_N> {
   static constexpr bool CONVERTS = QUERIES != Queries::SPLIT, MAKES_ROWS = QUERIES != Queries::FP16;
+  static constexpr bool LEVELS = QUERIES == Queries::SPLIT;
   static constexpr int ROW_COLUMNS = CONVERTS ? HEAD_DIM : HEAD_DIM / 2;
   static constexpr int TRANSPOSERS = 3, MAKERS = 32 * TRANSPOSERS;
   using LoadedKeys = TensorTile<HEAD_DIM / 2>;
@@ -144,18 +145,41 @@ private:
 
 // Rows of Q as sums of two numbers of e4m3, all first ones before all second ones, of each warp times a power of two
 // that brings its largest number near 2^8, which `round` gives back. The eight digits of a bf16 are those of two such
-// numbers: sums are exact from 2^-14 of the largest on, and elsewhere within 2^-18 of it.
+// numbers: sums are exact from 2^-9 of the largest on, and elsewhere within 2^-17 of it. Rows that are FAR octaves
+// smaller, or more, have powers of their own, and their scores are lowered: one row of padding would be the end of 15.
 template <class Wide, int HEAD_DIM, bool IN_REGISTERS>
 struct SplitRows : MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS> {
   using Made = MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS>;
-  static constexpr int HALF = Made::STEPS / 2;
+  static constexpr int HALF = Made::STEPS / 2, FAR = 5, MOST = 126;
+  uint32_t apart;  // by how many octaves row g is raised; from bit 8 on row g + 8; bit 16: some row of the warp is
+
+  // Scores of all rows as if they had the warp's power.
+  template <int FLOATS> __device__ __forceinline__ void level(float (&s)[FLOATS]) const {
+    if (apart == 0) return;  // of all lanes
+    const float lower[2] = {__uint_as_float((127 - (apart & 0xff)) << 23),
+                            __uint_as_float((127 - (apart >> 8 & 0xff)) << 23)};
+#pragma unroll
+    for (int i = 0; i < FLOATS; ++i) s[i] *= lower[i / 2 % 2];
+  }
   template <typename Meet>
   __device__ __forceinline__ float round(unsigned char* tile, uint32_t tile_smem, int thread, Meet meet) {
     forget_origin(thread);
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     GivenRows<Wide, HALF> given;
     given.load(tile, row, lane);
-    const PowerOfTwo<7> unit(given.size());
+    float size[2], factor[2];
+    const PowerOfTwo<7> unit(given.size(size));
+    apart = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      size[i] = fmaxf(size[i], __shfl_xor_sync(ALL_LANES, size[i], 1));
+      size[i] = fmaxf(size[i], __shfl_xor_sync(ALL_LANES, size[i], 2));
+      const uint32_t of_warp = __float_as_uint(unit.factor);
+      const uint32_t smaller = (__float_as_uint(PowerOfTwo<7>(size[i]).factor) - of_warp) >> 23;
+      const uint32_t octaves = smaller < FAR ? 0 : min(smaller, uint32_t(MOST));
+      factor[i] = __uint_as_float(of_warp + (octaves << 23)), apart |= octaves << 8 * i;
+    }
+    if (__any_sync(ALL_LANES, apart != 0)) apart |= 1 << 16;
     typename Made::Own own;
     auto& made = this->registers(own);
 #pragma unroll
@@ -163,7 +187,7 @@ struct SplitRows : MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS> {
       float x[4], first[4];
       given.four(i, x);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) x[j] *= unit.factor;
+      for (int j = 0; j < 4; ++j) x[j] *= factor[i % 2];
       const uint32_t four = pack4_e4m3(x[0], x[1], x[2], x[3]);
       uint32_t low, high;
       to_halves<E4m3>(four, low, high);

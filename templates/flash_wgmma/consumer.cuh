@@ -159,6 +159,7 @@ private:
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added. OF_PART: FIRST
   // of a part of the keys behind which others are, so that most rows see the whole tile.
   template <bool FIRST, bool MASKED, bool OF_PART = false> __device__ __forceinline__ bool softmax(int stage) {
+    level_scores(q);
     if constexpr (Scales::BY_BLOCK) take_score_scale(running.of_scores());
     if constexpr (Scales::BY_KEY)
       key_scales.template change<true, !Terms::ANY>(s, scales_at_hand(), scale_of_scores(), lane);
@@ -350,6 +351,9 @@ private:
     if constexpr (Operands::MAKES_ROWS && VARLEN && GROUP_ROWS) clear_others(tile);
     if constexpr (Operands::MAKES_ROWS) return rows.round(tile, q_smem, thread, [&] { meet(); });
     return 1.f;
+  }
+  template <class Of> __device__ __forceinline__ void level_scores(const Of& rows) {
+    if constexpr (Operands::LEVELS) rows.level(s);
   }
   // Rows that are read with the sequence's last ones, of the next sequence or of nobody, have no part in their scale.
   __device__ __forceinline__ void clear_others(unsigned char* tile) const {

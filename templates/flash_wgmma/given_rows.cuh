@@ -23,14 +23,19 @@ template <class Wide, int STEPS> struct GivenRows {
   }
   // The largest finite magnitude of all lanes of the warp; infinities count for no scale, and become NaN.
   __device__ __forceinline__ float size() {
-    const float most = largest();
+    float rows[2];
+    return size(rows);
+  }
+  // The same, and of rows g and g + 8.
+  __device__ __forceinline__ float size(float (&rows)[2]) {
+    const float most = largest(rows);
     if (is_finite(most)) return most;  // of all lanes
 #pragma unroll
     for (int i = 0; i < 8 * STEPS; ++i) {
       uint32_t& pair = parts[i / 8][i / 2 % 4].at[i % 2];
       pair = without_infinities<Wide>(pair);
     }
-    return largest();
+    return largest(rows);
   }
   // Those of a part, counted over all steps.
   __device__ __forceinline__ void four(int part, float (&x)[4]) const {
@@ -40,12 +45,16 @@ template <class Wide, int STEPS> struct GivenRows {
 
 private:
   // Floats from 0 on have the order of their bits.
-  __device__ __forceinline__ float largest() const {
+  __device__ __forceinline__ float largest(float (&rows)[2]) const {
     uint32_t most[4] = {};
 #pragma unroll
     for (int i = 0; i < 8 * STEPS; ++i) most[i % 4] = larger2(most[i % 4], parts[i / 8][i / 2 % 4].at[i % 2], Wide{});
-    float low, high;
-    unpack2(larger2(larger2(most[0], most[1], Wide{}), larger2(most[2], most[3], Wide{}), Wide{}), Wide{}, low, high);
-    return __uint_as_float(warp_max(__float_as_uint(fmaxf(low, high))));
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float low, high;
+      unpack2(larger2(most[2 * row], most[2 * row + 1], Wide{}), Wide{}, low, high);
+      rows[row] = fmaxf(low, high);
+    }
+    return __uint_as_float(warp_max(__float_as_uint(fmaxf(rows[0], rows[1]))));
   }
 };

@@ -12,6 +12,7 @@ template <typename Element, int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int LANE_R
   static constexpr int ROW_COLUMNS = HEAD_DIM;    // of 16 bits, in a row of Q and K
   static constexpr int QUERY_COLUMNS = HEAD_DIM;  // in one of Q as it comes
   static constexpr bool MAKES_ROWS = false;       // Q is multiplied as it comes
+  static constexpr bool LEVELS = false;           // scores of rows that are made have one unit
   static constexpr int ROWS_OF_LANE = LANE_ROWS;
   static constexpr bool PAIRS = false;                                       // scores come in fp32
   static constexpr int LINES = 0;                                            // with PAIRS alone

@@ -22,7 +22,7 @@ template <int HEAD_DIM, int VALUE_DIM, int BLOCK_N, int STAGES, bool TURNED, boo
 struct EightBitOperands {
   static constexpr int STEP_KEYS = 32;
   static constexpr int ROW_COLUMNS = HEAD_DIM / 2;
-  static constexpr bool MAKES_ROWS = ROUNDS || OF_PAIRS, PAIRS = OF_PAIRS;
+  static constexpr bool MAKES_ROWS = ROUNDS || OF_PAIRS, PAIRS = OF_PAIRS, LEVELS = false;
   static constexpr int LINES = OF_LINES;
   static constexpr int QUERY_COLUMNS = ROUNDS ? HEAD_DIM : ROW_COLUMNS;
   using Value = ValueTile<VALUE_DIM, BLOCK_N>;

@@ -160,10 +160,13 @@ def test_a_fault_is_found(family, words, old, new):
         ("H=3,Hkv=3,Sq=5,Sk=99,kv=int8,scales=token,scale=1e-4", {}, lambda tensors: tensors["q"].zero_()),
         ("H=4,Hkv=2,Sq=4,Sk=50,kv=int8,varlen=3+4/50+0", ROWS, lambda tensors: tensors["q"][:, :, 3:].mul_(1e12)),
         ("H=4,Hkv=2,Sq=4,Sk=50,kv=e4m3,varlen=3+4/50+0", ROWS, lambda tensors: tensors["q"][:, :, 3:].mul_(1e12)),
+        ("H=1,Hkv=1,Sq=40,Sk=130,kv=e4m3", {}, lambda tensors: tensors["q"][:, :, 3::13].mul_(2.0**18)),
+        ("H=1,Hkv=1,Sq=40,Sk=130,kv=e5m2,softcap=5", {}, lambda tensors: tensors["q"][:, :, 3::13].mul_(2.0**110)),
     ],
 )
 def test_converted_keys_of_shares_of_zeros_and_beside_other_sequences(words, genes, change):
-    """Two SMs, whose blocks share three tiles of rows; queries of 0; large ones that the next sequence has."""
+    """Two SMs, whose blocks share three tiles of rows; queries of 0; large ones that the next sequence has, or that the
+    warp has beside others, as padding may."""
     gpu, family = replace(GPUS["h100"], sm_count=2), registry.lookup("flash_wgmma")
     problem = parse_shape(f"B={2 if 'varlen' in words else 1},D=16,dtype=bf16,{words}")
     config = load_space("flash_wgmma", gpu).make_config(WGMMA | {"BLOCK_M": 64} | genes)

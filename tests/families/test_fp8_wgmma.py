@@ -148,7 +148,7 @@ FAULTS = [
     ({}, ROUNDED, "plain", "unit = round_rows(q) *", "unit = (round_rows(q), 1.f) *"),
     ({}, ROUNDED, "plain", "part / 2 * 2 + lane % 4 / 2;", "part / 2 * 2;"),
     ({}, ROUNDED, "plain", "* 128 + place * 16 + lane % 4 * 4", "* 128 + place * 16 + lane % 4"),
-    (PERSISTENT, ROUNDED, "plain", "warp_max(__float_as_uint(fmaxf(low, high)))", "__float_as_uint(fmaxf(low, high))"),
+    (PERSISTENT, ROUNDED, "plain", "warp_max(__float_as_uint(fmaxf(rows[0], rows[1])))", "__float_as_uint(rows[0])"),
     (
         {},
         ROUNDED,
