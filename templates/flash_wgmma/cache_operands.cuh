@@ -151,11 +151,11 @@ template <class Wide, int HEAD_DIM, bool IN_REGISTERS>
 struct SplitRows : MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS> {
   using Made = MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS>;
   static constexpr int HALF = Made::STEPS / 2, FAR = 5, MOST = 126;
-  uint32_t apart;  // by how many octaves row g is raised; from bit 8 on row g + 8; bit 16: some row of the warp is
+  uint32_t apart;  // by how many octaves row g is raised; from bit 8 on row g + 8
 
   // Scores of all rows as if they had the warp's power.
   template <int FLOATS> __device__ __forceinline__ void level(float (&s)[FLOATS]) const {
-    if (apart == 0) return;  // of all lanes
+    if (!__any_sync(ALL_LANES, apart != 0)) return;
     const float lower[2] = {__uint_as_float((127 - (apart & 0xff)) << 23),
                             __uint_as_float((127 - (apart >> 8 & 0xff)) << 23)};
 #pragma unroll
@@ -179,7 +179,6 @@ struct SplitRows : MadeRows<2 * ((HEAD_DIM + 31) / 32 * 32), IN_REGISTERS> {
       const uint32_t octaves = smaller < FAR ? 0 : min(smaller, uint32_t(MOST));
       factor[i] = __uint_as_float(of_warp + (octaves << 23)), apart |= octaves << 8 * i;
     }
-    if (__any_sync(ALL_LANES, apart != 0)) apart |= 1 << 16;
     typename Made::Own own;
     auto& made = this->registers(own);
 #pragma unroll
