@@ -465,7 +465,7 @@ private:
     Operands::pack(p, s);
     before = ring;
     ring.advance();
-    if constexpr (!OVERLAP) start_pv(), finish_pv();
+    if constexpr (!OVERLAP) start_pv(), finish_pv(), __syncwarp();  // the lane that released V is back
   }
   // Tiles of keys down to `first`.
   __device__ __forceinline__ void rest_of_tiles(int first) {

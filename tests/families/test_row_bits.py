@@ -191,6 +191,7 @@ def test_the_same_by_other_kernels(gpu, fields, many, one):
     [
         (5, 64, {"Q_IN_REGISTERS": True, "STORE": "tensor_map"}),
         (3, 128, {"BLOCK_M": 64, "PING_PONG": False}),
+        (3, 64, {"BLOCK_M": 64, "PING_PONG": False, "OVERLAP": False}),  # lanes are back before the next product
         (4, 96, {"BLOCK_M": 64, "PING_PONG": False, "Q_IN_REGISTERS": True, "PART_TILES": 1}),  # begins ahead
     ],
 )
