@@ -24,7 +24,8 @@ EDGE = "min(seqlen_k, end_row + offset)"
 HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
 RISES = "|| raise) raise_"
 BALANCED = {"SCHEDULE": "balanced"}
-GIVER, MEMBER = "((blockIdx.y - 1) * gridDim.x + blockIdx.x)", "tile) * gang + blockIdx.x;"
+GIVER = "of_keys.takes()) {\n        const int giver = ((blockIdx.y - 1) * gridDim.x + blockIdx.x)"
+MEMBER = "tile) * gang + blockIdx.x;"
 TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
 RELEASE = "release(barrier(Smem::V_EMPTY, before.stage));", ""
 SPLIT = {"LOAD": "tma", "SPLITS": 16, "STAGES": 2, "BLOCK_N": 64, "MERGE": "last_block"}
@@ -123,7 +124,7 @@ FAULTS = {
         PLAIN.with_(heads=300),
         BALANCED,
         GIVER,
-        "((blockIdx.y - 1) * gridDim.x)",
+        GIVER.replace(" + blockIdx.x", ""),
     ),
     "a tile of another block of the gang": ("flash_wgmma", PLAIN.with_(heads=300), BALANCED, MEMBER, "tile) * gang;"),
     "a stage that is never given back": ("latent_wgmma", LATENT, {"OVERLAP": True}, *RELEASE),

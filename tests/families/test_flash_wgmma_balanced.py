@@ -99,7 +99,13 @@ def test_cuda_takes_the_same_shares():
     of (index, range)."""
     header = (TEMPLATES / "flash_wgmma" / "key_share.cuh").read_text()
     source = (
-        header
+        """constexpr bool IN_PARTS = false;
+struct KeyParts {
+  static __device__ int of(int tile) { return tile; }
+  static __device__ int first_tile(int part) { return part; }
+};
+"""
+        + header
         + """
 extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds) {
   const int i = threadIdx.x;
