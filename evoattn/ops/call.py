@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +54,9 @@ DROPOUT = "kernels have no dropout"
 DROPOUT_ALONE = "dropout_p goes with the arguments of SDPA alone: nothing computes it with others."
 SEVERAL_DEVICES, GRADIENTS = "the tensors are on several devices", "gradients are wanted"
 NO_TENSOR, NOT_STRIDED = "an argument is not a tensor", "kernels take strided tensors"
+MOST_SCALE = 65_536
+"""The largest softmax scale of kernels. They subtract a row's largest score by one rounding of its product with the
+scale, so that weights overflow where that product is 2^28 and more."""
 STRIDED = (*MAIN, *MADE)
 """The tensors that may lie in memory as callers like. The gradient of O lies as O does."""
 _FIELDS = tuple(AttentionProblem.__dataclass_fields__)
@@ -504,9 +506,9 @@ def why_not_devices(call: Call, kind: str) -> str | None:
 
 def why_not_scale(scale: float | None) -> str | None:
     """Kernels keep the largest unscaled score of a row, which is the largest scaled one only for a positive scale."""
-    if scale is None or (0 < scale < math.inf):
+    if scale is None or 0 < scale <= MOST_SCALE:
         return None
-    return f"kernels take a positive, finite scale, not {scale}"
+    return f"kernels take a positive scale up to {MOST_SCALE}, not {scale}"
 
 
 def has_room(call: Call) -> bool:

@@ -32,7 +32,8 @@ def fallbacks():
     odd = torch.randn(2, 4, 37, 67, dtype=torch.float16)[..., :64]
     yield "stride of 19832 bytes", dict(query=odd, key=k, value=v)
     yield "head stride of 0", dict(query=q, key=k[:, :1].expand(2, 2, 45, 64), value=v)
-    yield "positive, finite scale", dict(query=q, key=k, value=v, scale=-1.0)
+    yield "positive scale", dict(query=q, key=k, value=v, scale=-1.0)
+    yield "positive scale up to", dict(query=q, key=k, value=v, scale=1e20)
     shifted = torch.randn(2 * 4 * 37 * 64 + 1, dtype=torch.float16)[1:].view(2, 4, 37, 64)
     yield "no multiple of 16 bytes", dict(query=shifted, key=k, value=v)
     yield "no portfolio", dict(query=q.float(), key=k.float(), value=v.float())
