@@ -29,7 +29,7 @@ template <int KEYS> struct KeyScales {
     next_k = of_row(keys, page, kv_head, row);
     next_v = fmaxf(of_row(values, page, kv_head, row), LEAST_SCALE);
   }
-  // What was loaded. All threads of the warpgroup `meet`.
+  // What was loaded. All threads of the warpgroup `meet`: each reads next what others have written.
   template <typename Meet> __device__ __forceinline__ void take(float* places, int thread, Meet meet) {
     is_odd = !is_odd;
     float* place = at_hand(places);

@@ -14,13 +14,13 @@ from evoattn.families.backward_wgmma.resources import (
     dq_columns,
     dq_share,
     dq_width,
+    head_blocks,
     is_alone,
     key_blocks,
     lacks_room,
     may_see_none,
     moved_registers,
     pair,
-    places,
     producer_warps,
     registers_at_launch,
     registers_needed,
@@ -240,7 +240,7 @@ class BackwardWgmma(Backward):
         if claimed:
             grid = (min(count, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1)
         if genes.LAUNCHES == "two":
-            grid = (places(problem, genes, gpu.sm_count), 1, 1)
+            grid = (head_blocks(problem, genes, gpu.sm_count), 1, 1)
         together = 1  # by a block list, and where they may not all run at once, blocks wait for earlier ones alone
         if in_order and not ahead and not problem.blocks and (problem.causal or genes.ROTATE):
             together = math.prod(grid) if genes.BLOCK_ORDER != "keys" else blocks

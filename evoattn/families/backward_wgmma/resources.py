@@ -328,7 +328,7 @@ def may_see_none(problem: AttentionProblem) -> bool:
     return bool(problem.window) or (lower_right and problem.seqlen_q > problem.seqlen_k)
 
 
-def places(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
+def head_blocks(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> int:
     """Blocks with LAUNCHES=two, each with sums of dQ of a head's rows, or of those of the heads of its group."""
     return min(units(problem), sms * genes.BLOCKS_PER_SM)
 
@@ -439,7 +439,7 @@ def scratch(problem: AttentionProblem, genes: BackwardWgmmaGenes, sms: int) -> d
     terms = 4 * genes.BLOCK_M * query_tiles(problem, genes)
     found = {"log_sums": terms, "deltas": terms, "dq_sums": terms * dq_width(problem, genes)}
     if genes.LAUNCHES == "two":
-        found["dq_sums"] = found["dq_sums"] // units(problem) * places(problem, genes, sms)
+        found["dq_sums"] = found["dq_sums"] // units(problem) * head_blocks(problem, genes, sms)
     split = key_blocks(problem, genes) * units(problem) - whole_tiles(problem, genes, sms)
     found |= {"key_sums": key_sums(problem, genes, split)} if genes.QUERY_SPLIT > 1 else {}
     found |= block_state_bytes(problem) | packed_bytes(problem)

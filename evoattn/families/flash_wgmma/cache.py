@@ -55,7 +55,7 @@ def made(problem: AttentionProblem) -> int:
     return (0 if splits_queries(problem) else problem.head_dim) + problem.head_dim_v if problem.kv else 0
 
 
-def scale_registers(problem: AttentionProblem, keys: int) -> int:
+def scale_registers(problem: AttentionProblem) -> int:
     """Of a consumer thread, for scales of keys: of its key of the next tile, and of keys at hand."""
     return 26 if problem.kv and problem.scales == PER_TOKEN else 0
 

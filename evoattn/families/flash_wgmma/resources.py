@@ -191,7 +191,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma: of S, P, O, Q if it
     stays, and what the other genes keep beside them."""
     block_n, wide = genes.keys, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
-    operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2 + cache.scale_registers(problem, block_n)
+    operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2 + cache.scale_registers(problem)
     if genes.Q_IN_REGISTERS:
         operands += 4 * cache.key_product(problem)[0]
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
